@@ -62,7 +62,7 @@ def measure(folder: pathlib.Path) -> dict[str, float]:
       source = object.__new__(tfds.TfdsSource)
       source._columns, source.name = tfds.Columns('image', 'label', ('a',)), name
       source._records = tfrecord.TfRecords([str(folder / 'tfrecord')], [NUM])
-    kind = loader.Kind(lambda record, _: {'image': image, 'box': box, 'label': np.int32(record.label)},
+    kind = loader.BatchKind(lambda record, _: {'image': image, 'box': box, 'label': np.int32(record.label)},
                        transform.eval_shapes((2, 2)))
     make = loader.Train(source, (kind,), order.Shuffled(NUM, 0), 0, BATCH, Shard((0,), 1))
     for number in range(BATCHES):  # opens all files, and has the records in the system's memory

@@ -86,7 +86,7 @@ def test_the_code_of_a_kind_takes_its_settings(name: str) -> None:
 @pytest.mark.parametrize('name', opening.KINDS)
 def test_a_source_can_be_opened_by_its_form(name: str) -> None:
   kind = opening.KINDS[name]
-  assert kind.forms.startswith(name)
-  assert callable(opening.find_opener(kind.forms.split(',')[0]))
+  assert kind.syntax.startswith(name)
+  assert callable(opening.find_opener(kind.syntax.split(',')[0]))
   parameters = list(inspect.signature(implementation.load(kind.opener)).parameters)
-  assert parameters == ['where', 'data', 'image_px'] + ['order'] * (name in opening._SORTED)
+  assert parameters == ['where', 'data', 'image_px'] + ['order'] * (name in opening._SORTING_KINDS)

@@ -34,9 +34,9 @@ HOST: dict[str, Callable[[int, int], list[Any]]] = {
     'order': lambda seed, epoch: order.Shuffled(NUM, seed)(epoch * NUM + PLACES).tolist(),
     'lengths': lambda seed, step: [order.draw_length_index(seed, NUM * step + i, 5) for i in range(NUM)],
     'row groups': lambda seed, epoch: (
-        windows.Windows(np.full(12, 5), seed, span=1, lanes=1, groups=1)(epoch * NUM + PLACES) // 5).tolist(),
+        windows.Windows(np.full(12, 5), seed, span=1, num_lanes=1, window_size=1)(epoch * NUM + PLACES) // 5).tolist(),
     'windows': lambda seed, epoch: windows.Windows(
-        np.array([NUM]), seed, span=1, lanes=1, groups=1)(epoch * NUM + PLACES).tolist(),
+        np.array([NUM]), seed, span=1, num_lanes=1, window_size=1)(epoch * NUM + PLACES).tolist(),
     'captions': lambda seed, epoch: [captions.draw(seed, 5, i, epoch) for i in range(NUM)],
     'mixture': mixed,
     'augmentations': lambda seed, epoch: order.ExampleRngs(seed).at(epoch * NUM).random(4).tolist(),

@@ -58,7 +58,7 @@ def measure() -> list[float]:
   from vit_jax.data import loader, order, workers
   from vit_jax.data.image import transform
   shapes, images = transform.eval_shapes((PX, PX)), Images()
-  kind = loader.Kind(images, shapes)
+  kind = loader.BatchKind(images, shapes)
   make = loader.Train(images, (kind,), order.Shuffled(len(images), 0), 0, BATCH, Shard((0,), 1))
   stream = workers.batches(make, range(10**6), workers.Workers(1, 1, BATCH * PX * PX * 3))
   for number, batch in enumerate(stream):

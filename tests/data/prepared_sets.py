@@ -20,7 +20,7 @@ def _written(num_shards: int) -> pathlib.Path:
   """One for all tests of a process."""
   folder = pathlib.Path(tempfile.mkdtemp(prefix='prepared_')) / 'set'
   splits = {'train': builtin.open_digits('train'), 'test': builtin.open_digits('test')}
-  prepare.write(splits, folder, prepare.Settings(0, 92, num_shards, 0), name_of=str, run=prepare.Here())
+  prepare.write(splits, folder, prepare.Settings(0, 92, num_shards, 0), name_of=str, run=prepare.LocalRunner())
   return folder
 
 

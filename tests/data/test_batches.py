@@ -22,7 +22,7 @@ from vit_jax.parallel import mesh as meshes
 
 BATCH, PX = 16, (8, 10)
 RECIPE = schema.Recipe()
-KIND = loader.Kind(transforms.train_transform(RECIPE, PX), transforms.train_shapes(RECIPE, PX))
+KIND = loader.BatchKind(transforms.train_transform(RECIPE, PX), transforms.train_shapes(RECIPE, PX))
 # The parts of each of four hosts on a slice of 16 chips, by mesh.
 HOSTS = {layout: [meshes.local_rows(meshes.make(schema.Mesh(*sizes), slices.devices('v5e:4x4')), i)  # type: ignore[arg-type]
                   for i in range(4)] for layout, sizes in {'data=16': (16, 1, 1), 'data=4,fsdp=4': (4, 4, 1),
@@ -91,7 +91,7 @@ def test_the_randomness_of_an_example_is_that_of_its_position_in_the_run() -> No
 
   shard, visit = Shard((1,), 2), order.Shuffled(6, 5)
   shapes = {'record': ((), np.int64), 'drawn': ((), np.float64)}
-  make = loader.Train(Numbers(), (loader.Kind(draw, shapes),), visit, 5, 4, shard)  # type: ignore[arg-type]
+  make = loader.Train(Numbers(), (loader.BatchKind(draw, shapes),), visit, 5, 4, shard)  # type: ignore[arg-type]
   made = [make(number) for number in range(5)]
   positions = [4 * number + row for number in range(5) for row in (2, 3)]
   drawn = np.concatenate([batch['drawn'] for batch in made]).tolist()
@@ -100,7 +100,7 @@ def test_the_randomness_of_an_example_is_that_of_its_position_in_the_run() -> No
 
 
 def test_from_memory_every_batch_has_its_own_place_in_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(loader, '_POSITIONS', 4)  # of two batches
+  monkeypatch.setattr(loader, '_NUM_POSITIONS', 4)  # of two batches
   zeros, visit = np.zeros(6, np.int32), order.Shuffled(6, 5)
   make = loader.MemoryTrain(dict.fromkeys(('image', 'label', 'box', 'bad'), zeros), visit, 4, Shard((1,), 2))
   for number in (0, 1, 2, 5, 3, 0):
@@ -218,7 +218,7 @@ def test_examples_beyond_32_bits_keep_their_index_and_a_bad_one_is_named(caplog:
   assert batch['index'].tolist() == [2_999_999_999, 2_999_999_998, 2_999_999_997, 2_999_999_996]
   assert batch['bad'].tolist() == [True, False, False, False]
   bad = loader.BadImages(source, transforms.eval_transform(RECIPE, PX))
-  bad.record(batch)
+  bad.add(batch)
   assert bad.indexes == {2_999_999_999} and 'bad image: huge[2999999999]' in caplog.text
   placed = meshes.put_batch({'index': batch['index']}, meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1]), shard)
   assert placed['index'].dtype == np.int32

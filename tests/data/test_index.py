@@ -92,10 +92,10 @@ def test_processes_give_the_same_index_and_threads_do_where_there_are_none(
     paths: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO, 'vit_jax.data')
   def scanned() -> list[list[list[int]]]:
-    return [list(rows.to_pydict().values()) for rows in index.scan_all(scan(paths), paths, what='TFRecord')]
+    return [list(rows.to_pydict().values()) for rows in index.scan_all(scan(paths), paths, format_name='TFRecord')]
   expected = scanned()
   assert len(expected) == 4 and not caplog.records
-  monkeypatch.setattr(index, 'PROCESSES_FROM', 1)
+  monkeypatch.setattr(index, 'MIN_EXAMPLES_FOR_PROCESSES', 1)
   monkeypatch.setattr(index.open_files, 'num_threads', lambda _: 2)
   for in_processes in (lambda work, given, cores: [pickle.loads(pickle.dumps(work))(given[i::cores])
                                                    for i in range(cores)], lambda *_: None):

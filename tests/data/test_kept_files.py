@@ -119,7 +119,7 @@ def test_a_resumed_run_names_files_that_were_written_since(kind: str, tmp_path: 
     write_folder(tmp_path / 'images')
     own = schema.Data(source=f'folder:{tmp_path / "images"}', holdout=.2)
     prepare.write({'train': opened(own)}, tmp_path / 'set', prepare.Settings(0, 92, 2, 0), name_of=str,
-                  run=prepare.Here())
+                  run=prepare.LocalRunner())
   else:
     {**FORMATS, 'listed': write_listed}[kind](tmp_path / 'set')
   source = {'listed': 'folder', 'prepared': 'array_record'}.get(kind, kind)

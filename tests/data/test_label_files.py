@@ -151,7 +151,7 @@ def test_a_prepared_set_keeps_all_labels(tmp_path: pathlib.Path) -> None:
   pytest.importorskip('array_record')
   source = open_all(make(tmp_path / 'from', 'labels_train.csv'), eval_split='train').train
   settings = prepare.Settings(short_px=0, quality=90, num_shards=1, seed=0)
-  prepare.write({'train': source}, tmp_path / 'to', settings, name_of=str, run=prepare.Here())
+  prepare.write({'train': source}, tmp_path / 'to', settings, name_of=str, run=prepare.LocalRunner())
   data = schema.Data(source=f'array_record:{tmp_path / "to"}', eval_split='train', max_labels=3)
   again = opening.open_sources(data, image_px=(8, 8)).train
   assert sorted(read_one(again, i)[1:] for i in range(7)) == sorted(read_one(source, i)[1:] for i in range(7))

@@ -174,7 +174,7 @@ def test_every_source_of_a_mixture_is_one_to_learn_classes_from(
   def learned(source: pathlib.Path) -> None:
     data = schema.Data(source=f'mix:0.5*folder:{folders[2]},0.5*folder:{source}',
                        mix_classes=schema.MixClasses.SEPARATE)
-    opening.check_learnable(opening.open_split(data, 'train', image_px=(8, 8)), what='Supervised')
+    opening.check_learnable(opening.open_split(data, 'train', image_px=(8, 8)), learner='Supervised')
   for year in ('2019', '2020'):
     write_split(tmp_path / 'years' / year, 6, classes=('cat', 'dog'))
   with pytest.raises(UserError, match='expected folders of classes, got folders with the same folders in each: 2019'):

@@ -13,7 +13,8 @@ from vit_jax.config import schema
 from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 from vit_jax.data import opening
-from vit_jax.data.source import first_label, read_one
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.source import Record, Rows, first_label, read_one
 
 
 def open_all(**fields: object) -> opening.Sources:
@@ -130,3 +131,24 @@ def test_a_kind_that_is_no_module_with_an_opener_is_refused(source: str, said: s
 def test_a_number_of_classes_that_is_not_the_sources_is_refused() -> None:
   with pytest.raises(UserError, match='data.num_classes: expected 10, the number of classes of digits/train, got 7'):
     open_all(source='digits', num_classes=7)
+
+
+class DamagedFirst(Rows):
+  """Three images of class b; the record of the first one is damaged."""
+  name, digest, class_names = 'own/train', 'digest', ('a', 'b')
+
+  def __len__(self) -> int:
+    return 3
+
+  def labels(self, row: int) -> tuple[int, ...]:
+    if row == 0:
+      raise BadImage('damaged')
+    return (1,)
+
+  def example(self, row: int) -> Record:
+    return Record(b'', self.labels(row))
+
+
+def test_images_of_one_class_are_refused_also_if_the_first_image_is_damaged() -> None:
+  with pytest.raises(UserError, match="expected images of at least two classes for k-NN, .* all have the class 'b'"):
+    opening.check_learnable(DamagedFirst(), learner='k-NN')

@@ -45,7 +45,7 @@ def opened(folder: pathlib.Path, split: str = 'train', **settings: Any) -> Sourc
 
 def test_rows_of_a_window_have_another_order_in_each_epoch() -> None:
   """With one row group, the order of row groups cannot hide an order of rows that stays."""
-  visit = windows.Windows(np.array([50]), seed=3, span=1, lanes=1, groups=1)
+  visit = windows.Windows(np.array([50]), seed=3, span=1, num_lanes=1, window_size=1)
   first, second = visit(np.arange(50)), visit(np.arange(50, 100))
   assert sorted(first) == sorted(second) == list(range(50)) and list(first) != list(second)
 
@@ -152,7 +152,7 @@ def test_row_groups_are_decoded_about_once_and_memory_is_bounded(folder: pathlib
     return found
   cache.get = watch  # type: ignore[method-assign]
   batches(source, range(30))
-  lanes = windows.visit(source, 3, 20).lanes  # type: ignore[attr-defined]
+  lanes = windows.visit(source, 3, 20).num_lanes  # type: ignore[attr-defined]
   assert 75 <= cache.num_made <= 75 + lanes + 5  # lanes share row groups; a global shuffle would decode about 400
   assert 2**19 < most <= cache.max_bytes == 2**20
 
@@ -187,7 +187,7 @@ def test_a_dataset_is_prepared_with_each_row_group_decoded_about_once(folder: pa
                                                                      tmp_path: pathlib.Path) -> None:
   source = opened(folder)
   stored = windows.visit_once(source, 0)
-  assert isinstance(stored, windows.Windows) and stored.groups == 2
+  assert isinstance(stored, windows.Windows) and stored.window_size == 2
   prepare.run(tmp_path / 'prepared', data=f'parquet:{folder}', splits=['train'])
   made = opening.open_split(schema.Data(source=f'array_record:{tmp_path}/prepared'), 'train', image_px=(8, 8))
   one, other = content.read(made), content.read(source)

@@ -274,7 +274,7 @@ def test_a_split_without_examples_is_named(tmp_path: pathlib.Path) -> None:
   settings = writing.Settings(short_px=0, quality=90, num_shards=0, seed=0)
   source = type('Empty', (), {'name': 'x', 'digest': 'x', 'class_names': ('a',), '__len__': lambda self: 0})()
   with pytest.raises(UserError, match='--data: expected at least one example in the split train, got none'):
-    writing.write({'train': source}, tmp_path / 'to', settings, name_of=str, run=writing.Here())
+    writing.write({'train': source}, tmp_path / 'to', settings, name_of=str, run=writing.LocalRunner())
 
 
 def test_another_process_with_other_settings_is_no_partner(images: pathlib.Path, tmp_path: pathlib.Path) -> None:

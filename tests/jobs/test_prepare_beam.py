@@ -31,7 +31,7 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.fixture(autouse=True)
 def beam(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setitem(sys.modules, 'apache_beam', beams.module())
-  monkeypatch.setattr(runners, '_opened', {})
+  monkeypatch.setattr(runners, '_splits_by_digests', {})
   beams.COUNTED.clear()
   beams.OPTIONS.clear()
 

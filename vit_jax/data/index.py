@@ -1,4 +1,4 @@
-"""Indexes of the examples in files: made once, in parallel, kept beside the files, and made again if a file changes.
+"""Indexes of the examples in files: made once, in parallel, kept beside the files, and remade if a file changes.
 
 An index is an Arrow table with a row for each example, such as
 
@@ -6,10 +6,10 @@ An index is an Arrow table with a row for each example, such as
     512     14082  1      0           label: a number, or a position in `texts`, such as ["cat", "dog"]
     15360   9731   0      0           file: number of the file; and further columns of the format
 
-A format calls `load` when a split is opened, and passes `scan`, a function that yields the rows of one file. `load`
-returns the kept index if no file has changed. Else it scans the files (`scan_all`), joins their rows, and keeps the
-table in a file that all processes map, so that they share one copy in memory. A kept file ends with the SHA-256 of its
-name and its bytes (`sealing`, `map_sealed`). If a kept file is damaged, the index is made again.
+A format calls `load` when a split is opened, and passes `scan`, a function that yields the rows of one file. If no file
+has changed, `load` returns the kept index. Else `load` scans the files (`scan_all`), joins the rows (`_join`), and
+keeps the table in a file that all processes map, so that they share one copy in memory. A kept file is sealed: it ends
+with the SHA-256 of its name and content (`sealing`, `map_sealed`). If a kept file is damaged, the index is made again.
 """
 from __future__ import annotations
 
@@ -46,36 +46,36 @@ else:
 log = logging.getLogger('vit_jax.data')
 
 FOLDER = '.vit_jax_index'
-"""The folder beside the files in which their index is kept."""
-PROCESSES_FROM = 2**20
-"""Expected number of examples from which processes index files; one core takes 10 to 30 s for so many."""
+"""The name of the folder for the index, beside the files of the index."""
+MIN_EXAMPLES_FOR_PROCESSES = 2**20
+"""Expected number of examples from which processes index the files; one core takes 10 to 30 s for so many examples."""
 MISSING = -2**62
 """Label of an example whose label is missing or damaged."""
 BYTES, LABEL = 'large_binary', 'label'
 """The Arrow type of columns with bytes, and the name of the column with labels."""
 Labels = int | str | tuple[int | str | None, ...] | None
-"""The labels of an example: a tuple if examples may have several. None is a label that is missing or damaged."""
+"""The labels of an example: a tuple if examples may have several labels. None = the label is missing or damaged."""
 Counts = collections.Counter[str]
 Scan = Callable[[str, Counts], Iterable[tuple[Any, ...]]]
-"""Yields the rows of the file at a path, and counts by name what it ignores. The values of a row have the order of the
-columns; labels are as `encode` returns them. It pickles."""
-_MOST_BYTES = 2**34  # of an index in object storage
+"""Yields the rows of the file at a path, and counts the ignored parts of the file by name. A row has one value for each
+column, in the order of the columns; the value for labels is the result of `encode`. The function can be pickled."""
+_MAX_INDEX_BYTES = 2**34  # size of an index in object storage
 _SEAL_BYTES = 32
-_FILE = 'file'
-_TEXTS, _IGNORED = b'texts', b'ignored'  # metadata of a table, as JSON
+_FILE = 'file'  # name of the column with file numbers
+_TEXTS, _IGNORED = b'texts', b'ignored'  # keys in the metadata of a table; the values are JSON
 _Result = TypeVar('_Result')
 
 
 class Index:
-  """The rows of all files, in the order in which they are stored. S is the number of examples, L that of labels.
+  """The rows of all files, file by file. S is the number of examples, L the number of labels of all examples.
 
-  labels: numbers, or positions in `texts`, `[L] i64`; `MISSING` if there is none. Empty if no example has a label.
+  labels: numbers, or positions in `texts`, `[L] i64`; `MISSING` = a missing label. Empty if no example has a label.
   label_ends: where the labels of each example end in `labels`, `[S] i64`; empty if each example has one label.
-  texts: the names of classes, sorted; empty if labels are numbers.
+  texts: the class names, sorted; empty if labels are numbers.
   """
 
   def __init__(self, rows: pa.Table) -> None:
-    """Takes the table that the module describes; its columns have at most one chunk."""
+    """Takes the table that the module docstring describes; each column has at most one chunk."""
     self._num_rows = rows.num_rows
     self._columns = {name: column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
                      for name, column in zip(rows.column_names, rows.columns, strict=True)}
@@ -94,13 +94,14 @@ class Index:
     return int(self._num_rows)
 
   def __getitem__(self, name: str) -> HostArray:
-    """Returns a column of numbers, `[S]`, or of bytes, one after the other, `[bytes] u8`."""
+    """Returns a column of numbers, `[S]`; of a column of bytes, all values joined, `[bytes] u8`."""
     column = self._columns[name]
-    return (np.frombuffer(column.buffers()[2] or b'', np.uint8) if str(column.type) == BYTES else
-            _buffer(column, np.dtype(str(column.type))))
+    if str(column.type) == BYTES:
+      return np.frombuffer(column.buffers()[2] or b'', np.uint8)
+    return _buffer(column, np.dtype(str(column.type)))
 
   def ends(self, name: str) -> HostArray:
-    """Returns where each value of a column of bytes ends, `[S] i64`."""
+    """Returns where each value of a column of bytes ends in the joined values, `[S] i64`."""
     return _buffer(self._columns[name], np.int64)[1:]
 
   def get(self, name: str, row: int) -> Any:
@@ -108,90 +109,94 @@ class Index:
     return self._columns[name][row].as_py()
 
   def labels_of(self, row: int) -> list[int]:
-    """Returns the labels of an example; none if no example has a label."""
+    """Returns the labels of an example; [] if no example has a label."""
     if not len(self.label_ends):
       return self.labels[row:row + 1].tolist()
-    return self.labels[int(self.label_ends[row - 1]) if row else 0:int(self.label_ends[row])].tolist()
+    start = self.label_ends[row - 1] if row else 0
+    return self.labels[start:self.label_ends[row]].tolist()
 
 
 def _buffer(array: pa.Array, dtype: DTypeLike) -> HostArray:
-  """Returns the numbers of an Arrow array; of bytes or lists, which have several sizes, the offsets `[S + 1]`."""
-  num = len(array) + (str(array.type) == BYTES or str(array.type).startswith('large_list'))
-  content = array.buffers()[1]
-  return np.zeros(num, dtype) if content is None else np.frombuffer(content, dtype, num)
+  """Returns the numbers in an Arrow array, `[S]`; for bytes or lists, the offsets of the values, `[S + 1]`."""
+  has_offsets = str(array.type) == BYTES or str(array.type).startswith('large_list')
+  num_values, content = len(array) + has_offsets, array.buffers()[1]
+  return np.zeros(num_values, dtype) if content is None else np.frombuffer(content, dtype, num_values)
 
 
 @functools.lru_cache(2**12)
 def encode(label: Labels) -> bytes:
-  """Returns the labels of an example as JSON, as `scan` yields them."""
+  """Returns the labels of an example as JSON, the form in which a `Scan` yields labels."""
   return json.dumps(label).encode()
 
 
-def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *, what: str, expected: str = '',
-         advice: str = 'Correct the pattern.') -> Index:
-  """Returns the index of files: a kept one if no file has changed; else it is made and kept.
+def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *, format_name: str,
+         expected: str = '', advice: str = 'Correct the pattern.') -> Index:
+  """Returns the index of files: the kept index if no file has changed; else makes the index and keeps it.
 
-  The index is kept in `FOLDER` beside the files, so that all hosts that read the files share it. If that folder cannot
-  be written, it is kept in the user's cache. The index of objects is kept in both.
+  The index is kept in `FOLDER` beside the files, so that all hosts that read the files share the index. If that folder
+  cannot be written, the index is kept in the user's cache. The index of objects in object storage is kept in both.
 
   Args:
-    paths: of the files, or addresses.
+    paths: paths of the files, or addresses in object storage.
     scan: yields the rows of a file.
-    key: what the rows depend on besides the files.
-    types: the Arrow type of each column of `scan` by name, in their order. `offset` and `size` are required. The type
-      of `LABEL`, if there are labels, is `BYTES`, and it is the last one.
-    what: the kind of the files, for messages.
-    expected: what the files must have, for the message if they have no rows; '' = they may be empty.
-    advice: the last sentence of this message.
+    key: text that names everything that the rows depend on besides the files.
+    types: the Arrow type of each column by name, also of `offset` and `size`. The last may be `LABEL`, of type `BYTES`.
+    format_name: the format of the files, such as `TFRecord`, for messages and for the name of the user's cache folder.
+    expected: what the files must contain, for the message about files without rows; '' = the files may have no rows.
+    advice: the last sentence of the message about files without rows.
 
   Raises:
-    TemporaryError, UserError: a file is missing or cannot be read, there are no rows, or what `scan` raises.
+    TemporaryError, UserError: a file is missing or cannot be read, there are no rows, or `scan` raises the error.
   """
-  def make() -> pa.Table:
-    tables = scan_all(functools.partial(_scan_table, scan=scan, types=types), paths, what=what)
-    ignored = Counts()
-    for table in tables:
-      ignored += Counts(documents.parse(table.schema.metadata[_IGNORED]))  # `+` leaves out counts of 0
-    if ignored:
-      log.warning('%s: ignored %s', os.path.dirname(paths[0]), ', '.join(
-          f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda item: (-item[1], item[0]))))
-    return _join(tables)
   try:
-    index = Index(_read_or_make(paths, key, user_files.cache_folder(what.lower()), what=what, make=make,
-                                fits=lambda rows: _fits(rows, types, len(paths))))
+    index = Index(_read_or_make(
+        paths, key, user_files.cache_folder(format_name.lower()), format_name=format_name,
+        fits=lambda rows: _fits(rows, types, len(paths)), make=lambda: _make(paths, scan, types, format_name)))
   except OSError as error:
-    raise failures.unreadable(error, f'the {what} file {error.filename or paths[0]}') from error
+    raise failures.unreadable(error, f'the {format_name} file {error.filename or paths[0]}') from error
   if expected and not len(index):
     raise UserError(f'{paths[0]}: expected {expected}, got none in {len(paths):,} files. {advice}')
   return index
+
+
+def _make(paths: Sequence[str], scan: Scan, types: Mapping[str, str], format_name: str) -> pa.Table:
+  """Scans the files, warns about ignored parts, and returns the table of all rows. See `load` for the arguments."""
+  tables = scan_all(functools.partial(_scan_table, scan=scan, types=types), paths, format_name=format_name)
+  ignored = Counts()
+  for table in tables:
+    ignored += Counts(documents.parse(table.schema.metadata[_IGNORED]))  # `+` leaves out counts of 0
+  if ignored:
+    log.warning('%s: ignored %s', os.path.dirname(paths[0]), ', '.join(
+        f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda item: (-item[1], item[0]))))
+  return _join(tables)
 
 
 def _scan_table(path: str, scan: Scan, types: Mapping[str, str]) -> pa.Table:
   """Returns the rows of one file, with labels as a dictionary array of JSON."""
   ignored = Counts()
   columns = list(zip(*scan(path, ignored), strict=True)) or [()] * len(types)
-  arrays = {name: _bytes(values) if kind == BYTES else _numbers(np.array(values, kind))
-            for (name, kind), values in zip(types.items(), columns, strict=True)}
-  if LABEL in arrays:  # few labels are different, and some are long
+  arrays = {name: _bytes_array(values) if arrow_type == BYTES else _number_array(np.array(values, arrow_type))
+            for (name, arrow_type), values in zip(types.items(), columns, strict=True)}
+  if LABEL in arrays:  # each distinct label is stored once: there are few of them, and some are long
     arrays[LABEL] = arrays[LABEL].dictionary_encode()
   return pa.table(arrays).replace_schema_metadata({_IGNORED: json.dumps(ignored)})
 
 
-def _numbers(x: HostArray) -> pa.Array:
+def _number_array(x: HostArray) -> pa.Array:
   """Returns numbers as an Arrow array. Unlike `pa.array`, this does not import pandas, which takes 0.3 s."""
   return pa.Array.from_buffers(pa.from_numpy_dtype(x.dtype), len(x), [None, pa.py_buffer(np.ascontiguousarray(x))])
 
 
-def _bytes(values: Sequence[bytes]) -> pa.Array:
+def _bytes_array(values: Sequence[bytes]) -> pa.Array:
   ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
   return pa.Array.from_buffers(pa.large_binary(), len(values),
                                [None, pa.py_buffer(ends), pa.py_buffer(b''.join(values))])
 
 
 def _join(tables: Sequence[pa.Table]) -> pa.Table:
-  """Returns the rows of all files, with the number of the file of each, and labels as `_number_labels` returns them."""
-  file = np.repeat(np.arange(len(tables), dtype=np.int32), [table.num_rows for table in tables])
-  rows, texts = pa.concat_tables(tables).append_column(_FILE, _numbers(file)), list[str]()
+  """Returns the rows of the tables, with a column of file numbers, and with labels as numbers (`_number_labels`)."""
+  file_numbers = np.repeat(np.arange(len(tables), dtype=np.int32), [table.num_rows for table in tables])
+  rows, texts = pa.concat_tables(tables).append_column(_FILE, _number_array(file_numbers)), list[str]()
   if LABEL in rows.column_names:
     labels, texts = _number_labels(rows.column(LABEL).combine_chunks())
     rows = rows.drop_columns([LABEL]).append_column(LABEL, labels)
@@ -201,19 +206,16 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table:
 def _number_labels(labels: pa.DictionaryArray) -> tuple[pa.Array, list[str]]:
   """Returns the labels of all examples as numbers, or as lists of numbers if an example has several; and the texts.
 
-  A number is `MISSING`, or the position in the texts if any label is a text. Only distinct labels become objects of
-  Python: a dataset has few of them, but millions of examples.
-
-  Args:
-    labels: what `encode` returns for each example.
+  If any label is a text, each number is a position in the texts. The number of a missing label is `MISSING`. Only
+  distinct labels become objects of Python: a dataset has few distinct labels, but millions of examples. `labels` has
+  the result of `encode` for each example.
   """
   distinct = [documents.parse(encoded.as_py()) for encoded in labels.dictionary]
-  codes = _buffer(labels.indices, np.int32)  # the position in `distinct` of each example's labels
-  is_list = any(isinstance(label, list) and label for label in distinct)
-  if is_list:
-    lists = [label if isinstance(label, list) else [label] for label in distinct]
-  else:  # the only lists are empty ones
-    lists = [[None] if isinstance(label, list) else [label] for label in distinct]
+  codes = _buffer(labels.indices, np.int32)  # the position in `distinct` of the labels of each example
+  has_lists = any(isinstance(label, list) and label for label in distinct)
+  if not has_lists:  # any list in `distinct` is empty, and an empty list is a missing label
+    distinct = [None if isinstance(label, list) else label for label in distinct]
+  lists = [label if isinstance(label, list) else [label] for label in distinct]
   flat = [label for labels_of_one in lists for label in labels_of_one]
   texts = list[str]()
   if any(isinstance(label, str) for label in flat):
@@ -221,108 +223,114 @@ def _number_labels(labels: pa.DictionaryArray) -> tuple[pa.Array, list[str]]:
     positions = {text: position for position, text in enumerate(texts)}
     flat = [None if label is None else positions[str(label)] for label in flat]
   numbers = np.array([MISSING if label is None else label for label in flat], np.int64)
-  if not is_list:
-    return _numbers(numbers[codes]), texts
+  if not has_lists:
+    return _number_array(numbers[codes]), texts
   sizes = np.array([len(labels_of_one) for labels_of_one in lists])
-  starts = np.cumsum(sizes) - sizes  # of each distinct list in `numbers`
-  ends = np.cumsum(np.append(0, sizes[codes]))  # of the list of each example, after a 0
-  shifts = np.repeat(starts[codes] - ends[:-1], sizes[codes])
-  return pa.LargeListArray.from_arrays(_numbers(ends), _numbers(numbers[np.arange(ends[-1]) + shifts])), texts
+  starts = np.cumsum(sizes) - sizes  # the start of each distinct list in `numbers`
+  offsets = np.cumsum(np.append(0, sizes[codes]))  # the start of the list of each example in the result, and the end
+  shifts = np.repeat(starts[codes] - offsets[:-1], sizes[codes])
+  values = _number_array(numbers[np.arange(offsets[-1]) + shifts])
+  return pa.LargeListArray.from_arrays(_number_array(offsets), values), texts
 
 
 def _fits(rows: pa.Table, types: Mapping[str, str], num_files: int) -> bool:
-  """Returns whether a kept table can be the index of so many files. Anybody who can write a bucket can write its index.
+  """Returns whether a kept table can be the index of `num_files` files; raises ValueError if the table is damaged.
 
-  Raises ValueError if the table is damaged.
+  The table is checked because anybody who can write to a bucket can write an index there.
   """
   rows.validate(full=True)
   kept_types = {field.name: str(field.type) for field in rows.schema}
   if LABEL in types and kept_types.get(LABEL) in ('int64', 'large_list<item: int64>'):
-    kept_types[LABEL] = BYTES  # as it was before `_number_labels`
-  if kept_types != {**types, _FILE: 'int32'} or len(kept_types) != rows.num_columns or any(
-      column.null_count or column.num_chunks > 1 for column in rows.columns):
+    kept_types[LABEL] = BYTES  # the type that `types` has for labels, before `_number_labels` replaced them by numbers
+  has_bad_column = any(column.null_count or column.num_chunks > 1 for column in rows.columns)
+  if kept_types != {**types, _FILE: 'int32'} or len(kept_types) != rows.num_columns or has_bad_column:
     return False
   index = Index(rows)
-  file = index[_FILE]
-  files_fit = not len(file) or (file[0] >= 0 and file[-1] < num_files and (np.diff(file) >= 0).all())
-  sizes_fit = (index['offset'] >= -1).all() and (index['size'] >= 0).all()
-  place = index['place'] if 'place' in types else np.zeros(len(file), np.int64)  # of a row in its row group
-  places_fit = ((place == 0) | (place == np.append(-1, place[:-1]) + 1)).all()  # 0 1 2 ... in each row group
-  return bool(files_fit and sizes_fit and places_fit and all(isinstance(text, str) for text in index.texts))
+  numbers = index[_FILE]
+  are_files_valid = not len(numbers) or (numbers[0] >= 0 and numbers[-1] < num_files and (np.diff(numbers) >= 0).all())
+  are_spans_valid = (index['offset'] >= -1).all() and (index['size'] >= 0).all()
+  places = index['place'] if 'place' in types else np.zeros(len(index), np.int64)  # 0, 1, 2 ... in each row group
+  are_places_valid = ((places == 0) | (places == np.append(-1, places[:-1]) + 1)).all()
+  are_texts_valid = all(isinstance(text, str) for text in index.texts)
+  return bool(are_files_valid and are_spans_valid and are_places_valid and are_texts_valid)
 
 
-def _read_or_make(paths: Sequence[str], key: str, cache: pathlib.Path, *, what: str,
+def _read_or_make(paths: Sequence[str], key: str, cache: pathlib.Path, *, format_name: str,
                   fits: Callable[[pa.Table], bool], make: Callable[[], pa.Table]) -> pa.Table:
-  """Returns the kept table of files if no file has changed and the table `fits`; else makes it and keeps it.
-
-  The name of a kept file is a digest of the names and stamps of the files, so another one is looked for after a change.
-  """
-  stamped = list(zip(paths, storage.stamps(paths), strict=True))
-  kept_paths = [cache / _name([(path, key, *stamp) for path, stamp in stamped])]  # the preferred one first
-  folders, address = {os.path.dirname(path) for path in paths}, ''
-  if len(folders) == 1 and storage.is_address(paths[0]):
-    address = f'{folders.pop()}/{FOLDER}/{kept_paths[0].name}'
-  elif len(folders) == 1:  # by the names of the files, as hosts may mount the folder at other places
-    kept_paths.insert(0, pathlib.Path(*folders) / FOLDER / _name(
-        [(os.path.basename(path), key, *stamp) for path, stamp in stamped]))
+  """Returns the kept table of files if no file has changed and the table `fits`; else makes the table and keeps it."""
+  kept_paths, address = _choose_kept_paths(paths, key, cache)
   with contextlib.ExitStack() as stack:
-    if not any(path.exists() for path in kept_paths):  # one process of this user makes the index; others wait for it
+    if not any(path.exists() for path in kept_paths):  # one process of this user makes the index, the others wait
       with contextlib.suppress(OSError):  # the cache cannot be written, or has no locks
         cache.mkdir(parents=True, exist_ok=True)
         fcntl.flock(stack.enter_context(open(cache / '.lock', 'wb')), fcntl.LOCK_EX)
     if address and not kept_paths[0].exists():
-      with contextlib.suppress(OSError, UserError, TemporaryError):  # another host may have kept it
-        files.replace(kept_paths[0], storage.read_file(address, _MOST_BYTES))
+      with contextlib.suppress(OSError, UserError, TemporaryError):  # no other host has kept the index at the address
+        files.replace(kept_paths[0], storage.read_file(address, _MAX_INDEX_BYTES))
     for path in kept_paths:
-      with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged
+      with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the kept file is missing or damaged
         rows = read_sealed(path)
         if fits(rows):
           return rows
-    return _keep(make(), kept_paths, what, address)
+    return _keep(make(), kept_paths, format_name, address)
 
 
-def _name(key: object) -> str:
+def _choose_kept_paths(paths: Sequence[str], key: str, cache: pathlib.Path) -> tuple[list[pathlib.Path], str]:
+  """Returns where the index of files is kept: paths, the preferred path first, and an address in object storage or ''.
+
+  The name of a kept file is a digest of the names and stamps of the files. So a changed file leads to a new name.
+  """
+  stamped = list(zip(paths, storage.stamps(paths), strict=True))
+  in_cache = cache / _kept_name([(path, key, *stamp) for path, stamp in stamped])
+  folder = os.path.dirname(paths[0])
+  if any(os.path.dirname(path) != folder for path in paths):
+    return [in_cache], ''
+  if storage.is_address(paths[0]):
+    return [in_cache], f'{folder}/{FOLDER}/{in_cache.name}'
+  # The name depends on the base names of the files only, because hosts may mount the folder at different paths.
+  name = _kept_name([(os.path.basename(path), key, *stamp) for path, stamp in stamped])
+  return [pathlib.Path(folder, FOLDER, name), in_cache], ''
+
+
+def _kept_name(key: object) -> str:
   return f'{hashlib.sha256(repr(key).encode(errors="surrogateescape")).hexdigest()[:32]}.arrow'
 
 
-def _keep(rows: pa.Table, kept_paths: Sequence[pathlib.Path], what: str, address: str) -> pa.Table:
-  """Writes the table to the first path that can be written, and to the address if there is one; returns it mapped."""
+def _keep(rows: pa.Table, kept_paths: Sequence[pathlib.Path], format_name: str, address: str) -> pa.Table:
+  """Writes the table to the first path that can be written, and to an address if there is one; returns it mapped."""
   for path in kept_paths:
     with contextlib.suppress(OSError):
       write_sealed(path, rows)
       if path is not kept_paths[0]:
-        log.info('%s cannot be written: the index of %s files is kept in %s.', kept_paths[0].parent, what, path.parent)
+        log.info('%s cannot be written: the index of %s files is kept in %s.', kept_paths[0].parent, format_name,
+                 path.parent)
       if address:
         try:
           storage.write(address, path.read_bytes())
-          log.info('The index of %s files is kept beside them for all hosts, in %s.', what, address)
+          log.info('The index of %s files is kept beside them for all hosts, in %s.', format_name, address)
         except (OSError, UserError) as error:
-          log.info('The index of %s files is kept in %s, as it cannot be written beside them: %s', what, path.parent,
-                   str(error).splitlines()[0])
+          log.info('The index of %s files is kept in %s, as it cannot be written beside them: %s', format_name,
+                   path.parent, str(error).splitlines()[0])
       return read_sealed(path)
   log.warning('%s: expected to keep the index of %s files there, got no permission or space. It will be made '
-              'again at the next start.', kept_paths[-1].parent, what)
+              'again at the next start.', kept_paths[-1].parent, format_name)
   return rows
 
 
 def write_sealed(path: pathlib.Path, rows: pa.Table) -> None:
-  """Writes a table that `read_sealed` reads. Raises OSError if it cannot be written."""
+  """Writes a table to a file for `read_sealed`. Raises OSError if the file cannot be written."""
   with sealing(path) as file, pa.ipc.new_file(file, rows.schema) as writer:
     writer.write_table(rows.combine_chunks())
 
 
 def read_sealed(path: pathlib.Path) -> pa.Table:
-  """Returns the table in a file, mapped to memory. Raises OSError or ValueError if it is damaged."""
+  """Returns the table in a file, mapped to memory. Raises OSError or ValueError as `map_sealed` does."""
   return pa.ipc.open_file(pa.py_buffer(map_sealed(path))).read_all()
 
 
 @contextlib.contextmanager
 def sealing(path: pathlib.Path) -> Iterator[IO[bytes]]:
-  """Yields a file that becomes `path` when it is complete; then appends the SHA-256 of its name and content.
-
-  Raises:
-    OSError: it cannot be written.
-  """
+  """Yields a file, then appends the SHA-256 of name and content, and moves the file to `path`. May raise OSError."""
   with files.replacing(path) as temporary, open(temporary, 'w+b') as file:
     yield file
     file.seek(0)
@@ -332,9 +340,7 @@ def sealing(path: pathlib.Path) -> Iterator[IO[bytes]]:
 def map_sealed(path: pathlib.Path) -> memoryview:
   """Returns the memory map of a file that was written with `sealing`, without the checksum.
 
-  Raises:
-    OSError: it cannot be read.
-    ValueError: it is something else, was changed, or has another name.
+  Raises OSError if the file cannot be read, and ValueError if `sealing` did not write this content under this name.
   """
   with open(path, 'rb') as file:
     mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -346,17 +352,18 @@ def map_sealed(path: pathlib.Path) -> memoryview:
   return content
 
 
-def scan_all(scan: Callable[[str], Sized], paths: Sequence[str], *, what: str) -> list[Any]:
-  """Returns the table that `scan` makes of each file: in threads, or for many examples in processes.
+def scan_all(scan: Callable[[str], Sized], paths: Sequence[str], *, format_name: str) -> list[Any]:
+  """Returns the table of each file, the result of `scan`. Scans in threads, or for many examples in processes.
 
-  The number of all examples is estimated from the first file. `what` is the kind of the files, for messages.
+  The number of all examples is estimated from the first file. `format_name` is the format of the files, for messages.
   """
   began_s = time.monotonic()
   first, others = scan(paths[0]), paths[1:]
-  num_processes, num_expected = min(open_files.num_threads(0), len(others)), len(first) * len(paths)
-  if num_expected < PROCESSES_FROM:
+  num_expected = len(first) * len(paths)
+  if num_expected < MIN_EXAMPLES_FOR_PROCESSES:
     return [first, *in_threads(scan, others)]
-  log.info('Indexing %s %s files with about %s examples, once ...', f'{len(paths):,}', what, f'{num_expected:,}')
+  log.info('Indexing %s %s files with about %s examples, once ...', f'{len(paths):,}', format_name, f'{num_expected:,}')
+  num_processes = min(open_files.num_threads(0), len(others))
   shares = in_processes(functools.partial(in_threads, scan), others, num_processes) if num_processes > 1 else None
   if shares is None:
     tables = in_threads(scan, others)
@@ -367,20 +374,20 @@ def scan_all(scan: Callable[[str], Sized], paths: Sequence[str], *, what: str) -
 
 
 def in_threads(work: Callable[[str], _Result], paths: Sequence[str]) -> list[_Result]:
-  """Returns the result of `work` for each file. Threads wait for the file system, which may be far away."""
+  """Returns the result of `work` for each file. The threads mostly wait for the file system, which may be remote."""
   with concurrent.futures.ThreadPoolExecutor(max(1, min(open_files.MAX_THREADS, len(paths)))) as pool:
     return list(pool.map(work, paths))
 
 
 def in_processes(work: Callable[[Sequence[str]], _Result], paths: Sequence[str], num: int) -> list[_Result] | None:
-  """Returns the result of `work` for each of `num` shares of the files: share i has every `num`-th file from i on.
+  """Returns the result of `work` for the files of each of `num` processes; None if processes cannot be started.
 
-  Returns None if processes cannot be started.
+  Process i has the files i, i + num, i + 2 num, ...
   """
   context = multiprocessing.get_context('spawn')
   try:
     with concurrent.futures.ProcessPoolExecutor(num, mp_context=context) as pool:
       return list(pool.map(work, [paths[i::num] for i in range(num)]))
-  except concurrent.futures.BrokenExecutor as error:  # such as a script that runs at import
+  except concurrent.futures.BrokenExecutor as error:  # such as in a script without `if __name__ == '__main__'`
     log.debug('no processes to index files: %s', error)
     return None

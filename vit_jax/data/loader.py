@@ -1,11 +1,11 @@
 """Dataloaders for training and evaluation: each batch is a pure function of its number.
 
 Batch n of size B has the examples at positions n * B ... (n + 1) * B - 1 of the stream that `order.py` defines, for any
-number of threads, loader processes and hosts. Each host reads and decodes only the rows of its shard. A run resumes
-from the step number alone.
+number of threads, loader processes and hosts. Each host reads and decodes only the rows of its shard of the batch. A
+run resumes from the step number alone.
 
-`jobs/build.py` calls `fits_in_memory`, then `train_loader`; `evaluate/` calls `eval_loader`. Both return an object with
-`batches` and `close`. Inside, `Train` and `Eval` make a batch from a source; `workers.batches` calls them ahead of the
+`jobs/build.py` calls `fits_in_memory`, then `train_loader`; `evaluate/` calls `eval_loader`. Both loaders have the
+methods `batches` and `close`. `Train` and `Eval` make a batch from a source; `workers.batches` calls them ahead of the
 step, in threads or processes. `MemoryTrain` and `MemoryEval` take rows from images that `decode_all` has decoded once.
 This module knows no network, no device and no objective.
 """
@@ -42,23 +42,23 @@ if TYPE_CHECKING:  # few runs add labels of a teacher or texts to their batches
 
 log = logging.getLogger('vit_jax.data')
 
-MAX_TRIES = 1_000               # bad images in a row
-MEMORY_LIMIT_BYTES = 2 * 2**30  # schema.InMemory.AUTO
-_CHUNK = 64                     # examples that a thread decodes at a time in `decode_all`
-_POSITIONS = 4096               # positions whose indexes `MemoryTrain` computes together
-_LAST_STEP = 2**62              # training has no end
-_MAX_EVALUATED = 2**31 - 1      # examples of an evaluation: their indexes are i32, also on devices
-_NUM_NAMED = 5                  # bad images in the error message
+MAX_TRIES = 1_000               # bad images in a row before the run stops
+MEMORY_LIMIT_BYTES = 2 * 2**30  # decoded images that are held in memory with `schema.InMemory.AUTO`
+_CHUNK_EXAMPLES = 64            # examples that a thread decodes at a time in `decode_all`
+_NUM_POSITIONS = 4096           # positions whose indexes `MemoryTrain` computes together
+_LAST_STEP = 2**62              # the loader of training batches has no end
+_MAX_EVALUATED = 2**31 - 1      # examples of an evaluation, whose indexes are i32, also on devices
+_MAX_NAMED = 5                  # bad images that the error message names
 
 StartBatches = Callable[[range], Iterator[Batch]]
-"""Returns an iterator over the batches with these numbers."""
+"""Returns an iterator over the batches with the numbers in a range."""
 MakeExample = Callable[[int, Record], Example]
-"""Makes an example from its index in the source and its stored record. Raises BadImage if it cannot be used."""
+"""Makes an example from an index in the source and the stored record. Raises BadImage if the image cannot be used."""
 ReadResult = Record | BadImage | None
-"""A record, the reason why it is bad, or None after a system error: then it must be read again."""
+"""A record; the reason why the record is bad; or None after a system error: the record must be read again."""
 
 
-class Kind(NamedTuple):
+class BatchKind(NamedTuple):
   """How the examples of a batch are made. Images at their own aspect ratio have one kind for each number of tokens."""
   transform: Transform
   shapes: Shapes
@@ -68,12 +68,12 @@ class Kind(NamedTuple):
 class Train:
   """Maps a step to the training batch `image label index box bad`, decoded and augmented on the host.
 
-  With a recipe of several views, the batch has the views in place of `image` and `box`. With `texts` it also has `text`
-  and `text_mask`. The kind of a batch is drawn from `kinds` for its step; all kinds have the same examples. A bad image
-  is replaced by the next good one, and its row is marked in `bad`.
+  With a recipe of several views, the batch has the views in place of `image` and `box`. With `texts` the batch also has
+  `text` and `text_mask`. The kind of each batch is drawn from `kinds`; the examples of a batch do not depend on its
+  kind. A bad image is replaced by the next good image, and the row is marked in `bad`.
   """
   source: Source
-  kinds: tuple[Kind, ...]
+  kinds: tuple[BatchKind, ...]
   visit: order.Visit
   seed: int
   batch_size: int
@@ -85,26 +85,27 @@ class Train:
     indexes = self.visit(positions)
     transform, shapes = self.kinds[order.draw_length_index(self.seed, step, len(self.kinds))]
     batch = allocate(_specs(len(indexes), shapes)) | {'index': indexes}
-    rngs, texts, source_indexes = order.ExampleRngs(self.seed), self.texts, indexes.tolist()
-    for row, (index, position, result) in enumerate(zip(
-        source_indexes, positions.tolist(), _read(self.source, source_indexes), strict=True)):
-      # If a bad image is replaced, the index is another one, but the position stays that of the row.
-      def make(index: int, record: Record, position: int = position) -> Example:
-        example = transform(record, rngs.at(position))
-        return texts.add(example, index, position) if texts else example
-
+    rngs, results = order.ExampleRngs(self.seed), _read(self.source, indexes.tolist())
+    for row, (index, position, result) in enumerate(zip(indexes.tolist(), positions.tolist(), results, strict=True)):
+      # The image that replaces a bad image has another index, but the same position.
+      make = functools.partial(self._make_example, transform, rngs, position)
       try:
-        _write(batch, row, _make_or_retry(self.source, index, result, make), bad=False)
+        _write(batch, row, _make_or_retry(self.source, index, result, make), is_bad=False)
       except BadImage as error:
-        _write(batch, row, _make_next(self.source, index, error, make), bad=True)
+        _write(batch, row, _make_next(self.source, index, error, make), is_bad=True)
     return batch
+
+  def _make_example(self, transform: Transform, rngs: order.ExampleRngs, position: int, index: int,
+                    record: Record) -> Example:
+    example = transform(record, rngs.at(position))
+    return self.texts.add(example, index, position) if self.texts else example
 
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
-  """Maps a number to an evaluation batch `image label index box mask bad`.
+  """Maps the number of a batch to the evaluation batch `image label index box mask bad`.
 
-  Rows beyond the end of the source have mask 0, as do bad images; their arrays are 0.
+  Rows beyond the end of the source and rows with a bad image have mask 0, and their images are 0.
   """
   source: Source
   transform: EvalTransform
@@ -119,24 +120,26 @@ class Eval:
     for row, source_index, result in zip(rows, source_indexes, _read(self.source, source_indexes), strict=True):
       try:
         example = _make_or_retry(self.source, source_index, result, lambda _, record: self.transform(record))
-        _write(batch, row, example, bad=False)
+        _write(batch, row, example, is_bad=False)
       except BadImage:
-        mask[row], batch['bad'][row] = 0., True
+        mask[row] = 0.
+        batch['bad'][row] = True
         with contextlib.suppress(BadImage):  # the class of a damaged record is not known
           batch['label'][row] = first_label(self.source, source_index)
     return batch
 
 
 class MemoryTrain:
-  """Maps a step to a training batch gathered from memory, the arrays of `decode_all`. The device augments it.
+  """Maps a step to a training batch, taken from `decoded`, the result of `decode_all`. The device augments the batch.
 
-  The order of several batches is computed at once: this takes hardly longer than for one batch. Not safe for threads.
+  The order of `_num_steps` batches is computed at once, which takes hardly longer than the order of one batch.
+  `_first_step` is the first of these steps, and `_indexes [num_steps, B]` are the indexes. Not safe for threads.
   """
 
   def __init__(self, decoded: Batch, visit: order.Visit, batch_size: int, shard: Shard) -> None:
     self._decoded, self._visit, self._batch_size, self._rows = decoded, visit, batch_size, shard.rows(batch_size)
-    self._num_steps = max(1, _POSITIONS // max(1, len(self._rows)))  # whose order is computed at once
-    self._first_step, self._indexes = -1, np.zeros((0, 0), np.int64)  # of the computed ones; `[num_steps, B]`
+    self._num_steps = max(1, _NUM_POSITIONS // max(1, len(self._rows)))
+    self._first_step, self._indexes = -1, np.zeros((0, 0), np.int64)
 
   def __call__(self, step: int) -> Batch:
     first_step = step // self._num_steps * self._num_steps
@@ -149,7 +152,7 @@ class MemoryTrain:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEval:
-  """Maps a number to an evaluation batch gathered from memory, the arrays of `decode_all`."""
+  """Maps the number of a batch to the evaluation batch, taken from `decoded`, the result of `decode_all`."""
   decoded: Batch
   batch_size: int
   shard: Shard
@@ -165,12 +168,12 @@ class MemoryEval:
 def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> Batch:
   """Decodes a complete source once: `image [S, H, W, 3] u8, label [S] i32, box [S, 4] f32, bad [S] bool`.
 
-  If images may have several classes, also `label_list [S, T] i32`. A bad image is replaced by the next good one, and
-  marked in `bad`.
+  If images may have several classes, there is also `label_list [S, T] i32`. A bad image is replaced by the next good
+  image, and the row is marked in `bad`.
   """
   num_examples, shapes = len(source), transform.shapes
-  size = max(1, min(_CHUNK, num_examples))  # a split may be empty
-  kind = Kind(lambda record, rng: transform(record), shapes)
+  size = max(1, min(_CHUNK_EXAMPLES, num_examples))  # a split may be empty
+  kind = BatchKind(lambda record, rng: transform(record), shapes)
   make_chunk = Train(source, (kind,), lambda positions: positions % num_examples, seed=0, batch_size=size,
                      shard=Shard((0,), 1))
   decoded = shared.allocate_private(_specs(num_examples, shapes))
@@ -178,7 +181,7 @@ def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> Bat
     chunks = pool.map(make_chunk, range(-(-num_examples // size)))
     for start, chunk in zip(range(0, num_examples, size), chunks, strict=True):
       for name, array in decoded.items():
-        array[start:start + size] = chunk[name][:num_examples - start]  # the last chunk goes on with the first examples
+        array[start:start + size] = chunk[name][:num_examples - start]  # leaves out the excess of the last chunk
   return decoded
 
 
@@ -196,7 +199,7 @@ def reason_bad(source: Source, index: int, transform: EvalTransform, texts: Text
 
 
 def _read(source: Source, indexes: Sequence[int]) -> Iterator[ReadResult]:
-  """Yields one result for each index. An error ends `source.read`, which is then called for the remaining indexes."""
+  """Yields one result for each index. After an error, `source.read` is called again for the remaining indexes."""
   start = 0
   while start < len(indexes):
     try:
@@ -212,11 +215,11 @@ def _read(source: Source, indexes: Sequence[int]) -> Iterator[ReadResult]:
 
 
 def _make_or_retry(source: Source, index: int, result: ReadResult, make: MakeExample) -> Example:
-  """Returns the example made from a result of `_read`. After a system error, it is read again for a while.
+  """Returns the example made from a result of `_read`; after a system error, reads the record again for a while.
 
   Raises:
     BadImage: the example cannot be used.
-    UserError, TemporaryError: it cannot be read.
+    UserError, TemporaryError: the record cannot be read.
   """
   if isinstance(result, BadImage):
     raise result
@@ -230,19 +233,19 @@ def _make_or_retry(source: Source, index: int, result: ReadResult, make: MakeExa
 
 
 def _make_next(source: Source, index: int, reason: BadImage, make: MakeExample) -> Example:
-  """Returns the first good example after the bad one at `index`, which is bad for this reason.
+  """Returns the first good example after the example at `index`; `reason` says why the example at `index` is bad.
 
   Raises:
-    UserError: `MAX_TRIES` examples in a row, or all, are bad; or the data cannot be read.
+    UserError, TemporaryError: `MAX_TRIES` examples in a row, or all, are bad; or the data cannot be read.
   """
-  tries = min(len(source), MAX_TRIES)
-  for offset in range(1, tries):
+  num_tries = min(len(source), MAX_TRIES)
+  for offset in range(1, num_tries):
     try:
       return _make_or_retry(source, (index + offset) % len(source), None, make)
     except BadImage as error:
       reason = error
-  raise UserError(f'{title(source)}: expected images that can be decoded, got {tries} bad images in a row, starting at '
-                  f'{source.describe(index)}. The last reason: {reason}')
+  raise UserError(f'{title(source)}: expected images that can be decoded, got {num_tries} bad images in a row, '
+                  f'starting at {source.describe(index)}. The last reason: {reason}')
 
 
 def _eval_rows(positions: HostArray, num_examples: int) -> tuple[HostArray, HostArray]:
@@ -252,25 +255,25 @@ def _eval_rows(positions: HostArray, num_examples: int) -> tuple[HostArray, Host
 
 
 def _specs(size: int, shapes: Shapes) -> shared.Specs:
-  """Returns shape and dtype of the arrays of a batch of `size` examples, and of `bad [size] bool`."""
+  """Returns shape and dtype of the arrays of a batch of `size` examples, including `bad [size] bool`."""
   return {name: ((size, *shape), dtype) for name, (shape, dtype) in shapes.items()} | {'bad': ((size,), bool)}
 
 
-def _write(batch: Batch, row: int, example: Example, *, bad: bool) -> None:
+def _write(batch: Batch, row: int, example: Example, *, is_bad: bool) -> None:
   for name, value in example.items():
     batch[name][row] = value
-  batch['bad'][row] = bad
+  batch['bad'][row] = is_bad
 
 
 class BadImages:
-  """Collects the bad images of the batches taken so far, and logs each of them once."""
+  """Collects the bad images of the batches taken so far. `add` is called for each batch, and in training `check`."""
 
   def __init__(self, source: Source, transform: EvalTransform, texts: Texts | None = None) -> None:
-    self.indexes: set[int] = set()  # in the source
+    self.indexes: set[int] = set()  # indexes of the bad images in the source
     self._source, self._transform, self._texts = source, transform, texts
 
-  def record(self, batch: Batch) -> None:
-    """Logs the rows of `batch` that are marked in `bad`."""
+  def add(self, batch: Batch) -> None:
+    """Adds the images that `batch` marks in `bad`, and logs each image once."""
     for index in np.unique(batch['index'][batch['bad']]).tolist():
       if index not in self.indexes:
         self.indexes.add(index)
@@ -278,17 +281,17 @@ class BadImages:
                     reason_bad(self._source, index, self._transform, self._texts))
 
   def check(self, limit: int) -> None:
-    """Raises a UserError if there are more than `limit`."""
+    """Raises a UserError if there are more than `limit` bad images."""
     if len(self.indexes) > limit:
-      named = ', '.join(self._source.describe(i) for i in sorted(self.indexes)[:_NUM_NAMED])
-      num_unnamed = len(self.indexes) - _NUM_NAMED
+      named = ', '.join(self._source.describe(index) for index in sorted(self.indexes)[:_MAX_NAMED])
+      num_unnamed = len(self.indexes) - _MAX_NAMED
       raise UserError(f'{title(self._source)}: expected at most data.max_bad_images={limit} images that cannot be '
                       f'decoded, got {len(self.indexes)}: {named}'
                       f'{f" and {num_unnamed} more" if num_unnamed > 0 else ""}.')
 
 
 class _Loader:
-  """Starts iterators over batches, and closes those that still run when the loader is closed."""
+  """Starts iterators over batches; `close` closes the iterators that have not ended."""
 
   def __init__(self, source: Source, start: StartBatches, bad: BadImages) -> None:
     self.bad, self.describe, self._start_batches = bad, source.describe, start
@@ -301,7 +304,7 @@ class _Loader:
     self._running.append(iterator)
     try:
       for batch in iterator:
-        self.bad.record(batch)
+        self.bad.add(batch)
         yield batch
     finally:
       self._close([iterator])
@@ -311,10 +314,10 @@ class _Loader:
     self._close(self._running[::-1])
 
   def _close(self, iterators: Sequence[Iterator[Batch]]) -> None:
-    """Closes iterators, each of them once, and waits for those that another thread is closing.
+    """Closes each iterator once, and waits while another thread closes one.
 
-    The thread that takes the batches closes its iterator when it ends. At the same time the owner may close the loader,
-    or the program may exit, and Grain cannot be closed by two threads at once.
+    The thread that takes the batches closes its iterator at the end. At the same time the owner may close the loader,
+    or the program may exit, and two threads must not close an iterator of Grain at once.
     """
     with self._closing:
       for iterator in iterators:
@@ -325,7 +328,7 @@ class _Loader:
 
 
 class TrainLoader(_Loader):
-  """Endless training batches; implements `core.contracts.Loader`. `train_loader` makes it.
+  """A loader of endless training batches, made by `train_loader`; implements `core.contracts.Loader`.
 
   texts: the texts of the images; None if the batches have no text.
   workers: the threads and processes that make the batches; None if the images are in memory.
@@ -341,20 +344,19 @@ class TrainLoader(_Loader):
   def batches(self, start: int) -> Iterator[Batch]:
     """Yields this process's rows of the global batches from step `start` on.
 
-    Raises:
-      UserError: more than `max_bad_images` images could not be decoded in the batches taken.
+    Raises UserError if more than `max_bad_images` images could not be decoded in the batches taken.
     """
     for step, batch in enumerate(self._run(range(start, _LAST_STEP)), start):
       self.bad.check(self._max_bad_images)
       yield self._extra(batch, step * self.info.batch_size + self._rows) if self._extra else batch
 
   def indexes(self, step: int) -> HostArray:
-    """Returns the indexes `[B] i64` of the examples of the global batch of a step, all rows."""
+    """Returns the indexes `[B] i64` of all examples of the global batch of a step, also of other processes."""
     return self._visit(step * self.info.batch_size + np.arange(self.info.batch_size))
 
 
 class EvalLoader(_Loader):
-  """Passes over a split, one for each call of `batches`; implements `core.contracts.EvalLoader`."""
+  """A loader for passes over a split, one pass per call of `batches`; implements `core.contracts.EvalLoader`."""
 
   def __init__(self, source: Source, start: StartBatches, bad: BadImages, batch_size: int) -> None:
     super().__init__(source, start, bad)
@@ -379,22 +381,21 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
 
   Args:
     source: the training data.
-    recipe: if in memory, only its resizing is applied here, and `prepare_train(on_device_geometry=True)` does the rest.
+    recipe: with `in_memory`, the loader only resizes, and `prepare_train(on_device_geometry=True)` does the rest.
     image_px: height and width of the images, px.
     batch_size: examples of a global batch.
     seed: seed of the order and of the host augmentation.
     shard: the rows of the batch that this process makes.
-    workers: number of loader processes; 0 = threads of this process; `schema.AUTO_WORKERS` = by the machine.
+    workers: number of loader processes; 0 = threads of this process; `schema.AUTO_WORKERS` = chosen for the machine.
     threads: number of threads; 0 = one per core, at most 16 in a process.
-    in_memory: whether to decode the source once and to keep it in memory; see `fits_in_memory`.
+    in_memory: whether to decode the source once and to keep the images in memory; see `fits_in_memory`.
     max_bad_images: number of distinct bad images on this host above which the run stops.
     decode: whether a JPEG is decoded completely, or only inside its crop.
-    max_labels: T of `label_list [B, T]`, which batches then also have; 0 = images have one class.
-    extra: adds the answers of a teacher to batches.
-    texts: the texts of the source, which batches then also have; not with images in memory.
+    max_labels: T of `label_list [B, T]`, an additional array of the batches; 0 = images have one class.
+    extra: adds the answers of a teacher to the batches; None = no answers.
+    texts: adds the texts of the source to the batches; None = no texts. Not possible with `in_memory`.
 
-  Raises:
-    UserError: sizes that do not fit together, or a decoder that is not installed.
+  Raises UserError if the sizes do not fit together, or a decoder is not installed.
   """
   if not len(source):
     raise UserError(f'{title(source)}: expected at least one example, got none. Choose another split or source.')
@@ -402,7 +403,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   if seed < 0:
     raise UserError(f'seed: expected 0 or more, got {seed}. Set another seed.')
   assert not (in_memory and texts)
-  lengths = recipe.native_lengths or (0,)  # one kind of batch for each
+  lengths = recipe.native_lengths or (0,)  # numbers of tokens per image, one kind of batch for each
   shapes = [transforms.train_shapes(recipe, image_px, max_labels=max_labels, num_tokens=num_tokens)
             | (texts.shapes if texts else {}) for num_tokens in lengths]
   batch_bytes = max(check_memory('batch_size', batch_size, shard, kind_shapes) for kind_shapes in shapes)
@@ -412,31 +413,31 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   start: StartBatches
   if in_memory:
     _check_in_memory(recipe)
-    chosen = None
+    chosen_workers = None
     start = functools.partial(map, MemoryTrain(decode_all(source, resize, threads=threads), visit, batch_size, shard))
   else:
-    kinds = tuple(Kind(transforms.train_transform(
+    kinds = tuple(BatchKind(transforms.train_transform(
         recipe, image_px, decode=decode, max_labels=max_labels, num_tokens=num_tokens), kind_shapes)
         for num_tokens, kind_shapes in zip(lengths, shapes, strict=True))
     make = Train(source, kinds, visit, seed, batch_size, shard, texts)
-    chosen = choose_processes(Workers(threads, workers, batch_bytes), num_examples=len(source), here=machine())
-    start = functools.partial(batches, make, workers=chosen)
+    chosen_workers = choose_processes(Workers(threads, workers, batch_bytes), num_examples=len(source), here=machine())
+    start = functools.partial(batches, make, workers=chosen_workers)
   digest = ''.join((source.digest, order_text, f' lengths={recipe.native_lengths}' if recipe.native_lengths else '',
                     extra.digest if extra else '', texts.digest if texts else ''))
   return TrainLoader(source, start, visit=visit, info=LoaderInfo(source.name, len(source), batch_size, seed, digest),
                      bad=BadImages(source, resize, texts), max_bad_images=max_bad_images, rows=rows,
-                     extra=extra, texts=texts, workers=chosen)
+                     extra=extra, texts=texts, workers=chosen_workers)
 
 
-def check_batch_size(batch_size: int, num_examples: int, where: str) -> None:
-  """Raises UserError if a training batch has more examples than the source, whose title is `where`."""
+def check_batch_size(batch_size: int, num_examples: int, source_title: str) -> None:
+  """Raises UserError if a training batch has more examples than the source."""
   if batch_size > num_examples:
-    raise UserError(f'batch_size: expected at most {num_examples:,}, the number of examples of {where}, got '
+    raise UserError(f'batch_size: expected at most {num_examples:,}, the number of examples of {source_title}, got '
                     f'{batch_size:,}. Set --config.batch_size={1 << num_examples.bit_length() - 1}.')
 
 
 def _training_order(source: Source, recipe: schema.Recipe, *, batch_size: int, seed: int) -> tuple[order.Visit, str]:
-  """Returns the order of training, and its description for the digest of the data."""
+  """Returns the order of training, and a description of the order for the digest of the data."""
   repeats, groups = recipe.repeats, schema.num_groups(batch_size, recipe.mix_group)
   num_distinct = -(-batch_size // repeats)  # examples of a batch, without their copies
   visit: order.Visit = (source.visit(seed, num_distinct) if isinstance(source, Mixture) else
@@ -455,18 +456,17 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
                 shard: Shard, threads: int, in_memory: bool = False, max_labels: int = 0) -> EvalLoader:
   """Returns the loader of evaluation batches `image label index box mask`, which have every example of `source` once.
 
-  The arguments are those of `train_loader`. With `in_memory`, images are decoded once for all passes, and the results
-  are the same. Images at their own aspect ratio are never held in memory. The batches are made in threads.
+  The arguments are those of `train_loader`. With `in_memory`, images are decoded once for all passes; the batches are
+  the same. Images at their own aspect ratio are never held in memory. The batches are made in threads.
 
-  Raises:
-    UserError: there are too many examples, or a batch does not fit into memory.
+  Raises UserError if there are too many examples, or a batch does not fit into memory.
   """
   if len(source) > _MAX_EVALUATED:
     raise UserError(f'{title(source)}: expected at most {_MAX_EVALUATED:,} examples to evaluate, got {len(source):,}. '
                     'Evaluate a part of it, such as data.eval_split=test[:1000000].')
   transform = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
   batch_bytes = check_memory('batch_size of an evaluation', batch_size, shard, transform.shapes)
-  shard.rows(batch_size)  # raises if the size does not fit
+  shard.rows(batch_size)  # raises an error if the batch size does not fit the shard
   start: StartBatches
   if in_memory and not recipe.eval_native_patch:
     start = functools.partial(map, MemoryEval(decode_all(source, transform, threads=threads), batch_size, shard))
@@ -480,8 +480,7 @@ def fits_in_memory(source: Source, *, recipe: schema.Recipe, image_px: tuple[int
                    choice: schema.InMemory) -> bool:
   """Returns whether to hold the decoded source in memory and to augment on the device.
 
-  Raises:
-    UserError: `choice` is YES, but the recipe needs the stored image.
+  Raises UserError if `choice` is YES, but the recipe needs the stored image.
   """
   if choice is schema.InMemory.YES:
     _check_in_memory(recipe)
@@ -492,6 +491,6 @@ def fits_in_memory(source: Source, *, recipe: schema.Recipe, image_px: tuple[int
 
 
 def _check_in_memory(recipe: schema.Recipe) -> None:
-  if needs_host := transforms.host_only(recipe):
-    raise UserError(f'data.in_memory: expected auto or no with {needs_host}, which need the stored image on the host '
+  if settings := transforms.host_only(recipe):
+    raise UserError(f'data.in_memory: expected auto or no with {settings}, which need the stored image on the host '
                     'at every step, got yes. Set in_memory=auto, or data.recipe.crop=resize without such settings.')

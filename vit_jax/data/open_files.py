@@ -1,8 +1,8 @@
-"""How many files and threads a process uses.
+"""Limits the open files and the threads of a process.
 
-Every reader of shards uses the `pool` of open files of its process. A dataset of 1,024 shards read in random order
-would keep 1,024 files open, the default limit of a process on many systems; then other code could not open a file. A
-job calls `raise_limit` when it starts. Loaders and indexes use `num_threads` threads.
+Every reader of shards opens files through the `pool` of the process. Without the pool, reading a dataset of 1,024
+shards in random order would keep 1,024 files open, the default limit of a process on many systems; then other code
+could not open a file. A job calls `raise_limit` when it starts. Loaders and indexes use `num_threads` threads.
 """
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-MAX_OPEN = 65_536  # files; some programs iterate over all numbers up to the limit
+MAX_OPEN = 65_536  # open files of a process; not more, as some programs iterate over all numbers up to the limit
 MAX_THREADS = 16
-_SHARE, _OTHERS, _LEAST = 2, 60, 4  # others: a checkpoint alone opens about 20 files while it is written
+_NUM_RESERVED = 60  # files left for other code: a checkpoint alone opens about 20 files while it is written
+_MIN_POOL = 4
 _File = TypeVar('_File')
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Entry:
-  """An open file, how many files of the system it stands for, and the number of threads that read it now."""
+  """An open file, the number of file descriptors that it needs, and the number of threads that use it now."""
   key: Hashable
   file: Any
   close: Callable[[Any], None]
@@ -34,7 +35,7 @@ class _Entry:
 
 
 class _Use:
-  """A use of an open file. A class of its own, as a generator takes 2 us more for each image."""
+  """The context of one use of an open file. A class, because a generator would take 2 us more for each image."""
   __slots__ = ('_entry', '_pool')
 
   def __init__(self, pool: Pool, entry: _Entry) -> None:
@@ -43,15 +44,15 @@ class _Use:
   def __enter__(self) -> Any:
     return self._entry.file
 
-  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-    self._pool.give_back(self._entry, is_broken=kind is not None)
+  def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+    self._pool.give_back(self._entry, is_broken=error_type is not None)
 
 
 class Pool:
-  """At most `max_open` files; the least recently used one is closed first. Safe for threads.
+  """Keeps at most `max_open` files open; closes the least recently used file first. Safe for threads.
 
-  A reader has `with pool.use(key, open_file, close) as file:`. Files that are being read stay open, so the limit may be
-  exceeded by the number of threads.
+  A reader writes `with pool.use(key, open_file, close) as file:`. Files in use stay open, so the limit may be exceeded
+  by the number of threads. Each `_Use` calls `give_back` at the end of the `with` statement.
   """
 
   def __init__(self, max_open: int) -> None:
@@ -66,11 +67,11 @@ class Pool:
 
   def use(self, key: Hashable, open_file: Callable[[], _File], close: Callable[[_File], None], *,
           num_files: int = 1) -> _Use:
-    """Returns the context of the file of this key, which stays open during the `with` statement, and perhaps longer.
+    """Returns the context of the file with this key. The file stays open during the `with` statement, perhaps longer.
 
-    `num_files` is the number of open files of the system that it needs.
+    `num_files` is the number of file descriptors that the file needs.
     """
-    entry = self._take(key, None)
+    entry = self._take_or_add(key)
     if entry is None:
       try:
         file = open_file()  # outside of the lock: it may take milliseconds
@@ -79,31 +80,32 @@ class Pool:
           raise
         self._close_idle(0)  # other code has more open files than usual, such as while a checkpoint is written
         file = open_file()
-      entry = self._take(key, _Entry(key, file, close, num_files))
+      entry = self._take_or_add(key, _Entry(key, file, close, num_files))
       assert entry is not None
-      if entry.file is not file:  # another thread was faster
+      if entry.file is not file:  # another thread has opened the file in the meantime
         close(file)
     return _Use(self, entry)
 
   def give_back(self, entry: _Entry, *, is_broken: bool) -> None:
-    """Counts one user less; closes the least recently used files that no thread reads, down to the limit.
+    """Counts one user less; closes the least recently used files that no thread uses, down to the limit.
 
-    A broken file, which a network file system may have lost, is opened again at its next use.
+    A broken file, which a network file system may have lost, leaves the pool and is opened again at the next use.
     """
     with self._lock:
       entry.num_users -= 1
-      is_held = self._entries.get(entry.key) is entry
-      if is_broken and is_held:
+      is_in_pool = self._entries.get(entry.key) is entry
+      if is_broken and is_in_pool:
         self._remove(entry)
-        is_held = False
-      is_unused, is_full = not is_held and not entry.num_users, self._num_files > self._max_open
-    if is_unused:  # of several threads, the last one that read the file
+        is_in_pool = False
+      must_close = not is_in_pool and not entry.num_users
+      is_too_full = self._num_files > self._max_open
+    if must_close:  # no other thread uses the removed file
       entry.close(entry.file)
-    if is_full:
+    if is_too_full:
       self._close_idle(self._max_open)
 
   def _close_idle(self, down_to: int) -> None:
-    """Closes the least recently used files that no thread reads, down to a number of files."""
+    """Closes the least recently used files that no thread uses, until `down_to` files are open."""
     surplus: list[_Entry] = []
     with self._lock:
       for entry in [entry for entry in self._entries.values() if not entry.num_users]:
@@ -113,8 +115,8 @@ class Pool:
     for entry in surplus:
       entry.close(entry.file)
 
-  def _take(self, key: Hashable, opened: _Entry | None) -> _Entry | None:
-    """Returns the entry of this key, or else stores and returns `opened`; counts one more user."""
+  def _take_or_add(self, key: Hashable, opened: _Entry | None = None) -> _Entry | None:
+    """Returns the entry with this key, or adds and returns `opened`; counts one more user of the returned entry."""
     with self._lock:
       if key not in self._entries and opened is not None:
         self._entries[key] = opened
@@ -132,14 +134,14 @@ class Pool:
 
 @functools.cache
 def pool() -> Pool:
-  """Returns the pool of this process: half of the files that it may open, and less if that leaves few for others."""
+  """Returns the pool of this process, which keeps at most half of the files open that the process may open."""
   soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   limit = min(soft if soft > 0 else MAX_OPEN, MAX_OPEN)
-  return Pool(max(_LEAST, min(limit // _SHARE, limit - _OTHERS)))
+  return Pool(max(_MIN_POOL, min(limit // 2, limit - _NUM_RESERVED)))
 
 
 def raise_limit() -> None:
-  """Raises the limit of open files of this process and its children to the system's maximum, at most `MAX_OPEN`."""
+  """Raises the limit of open files of this process and its children to the maximum of the system or `MAX_OPEN`."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   wanted = MAX_OPEN if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN)
   if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -148,7 +150,7 @@ def raise_limit() -> None:
 
 
 def num_threads(threads: int) -> int:
-  """Returns `threads`, or for 0 one per core that this process may use, at most 16."""
+  """Returns `threads`; if that is 0, one thread per core that this process may use, at most `MAX_THREADS`."""
   return threads or min(MAX_THREADS, num_cores())
 
 

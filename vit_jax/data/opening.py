@@ -2,14 +2,14 @@
 
 `KINDS` lists the built-in kinds. Any other kind is the name of a user's Python module, which is found beside the
 config, in the current folder or among the installed packages (`core/implementation.py`). The module of a kind has a
-function `opener(where, data, image_px)`. It returns a function that opens a complete split by its name:
+function `opener(where, data, image_px)`, which returns a function that opens a complete split by its name:
 
-  where: the text after the colon.
+  where: the text after the colon; '' without a colon.
   data: the settings of the data, such as `data.holdout`.
-  image_px: height and width that the run gives its images.
+  image_px: height and width of the images after preprocessing.
 
 Slices such as `train[:98%]`, the classes of `data.classes`, and mixtures `mix:0.7*SOURCE,0.3*SOURCE` (`mixture.py`)
-work for every kind. Only the module of the kind in use is imported.
+work for every kind. Only the modules of the kinds in use are imported.
 
 A job calls `pin` when a run is configured, `open_sources` for training, and `open_split` for any other split. A job
 that learns from the classes then calls `check_learnable`.
@@ -40,10 +40,10 @@ log = logging.getLogger('vit_jax.data')
 class Kind(NamedTuple):
   """A built-in kind of source.
 
-  forms: how a source of the kind is written; with a colon if it needs a text after the kind.
-  opener: the function that opens it, as `module:name`.
+  syntax: how to write a source of the kind; with a colon if a text is required after the kind.
+  opener: the `opener` function of the kind, as `module:name`.
   """
-  forms: str
+  syntax: str
   opener: str
 
 
@@ -61,27 +61,27 @@ KINDS = {
     'hf': Kind('hf:OWNER/NAME[@REVISION][/SUBSET]', f'{_FORMATS}.hf:opener'),
     'masks': Kind('masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]', f'{_FORMATS}.masks:opener'),
 }
-FORMS = f'{", ".join(kind.forms for kind in KINDS.values())}, mix:WEIGHT*SOURCE,WEIGHT*SOURCE, MODULE:WHERE of your own'
+SYNTAX = (f'{", ".join(kind.syntax for kind in KINDS.values())}, mix:WEIGHT*SOURCE,WEIGHT*SOURCE, '
+          'MODULE:WHERE of your own')
 Opener = Callable[..., Callable[[str], Source]]
-_SORTED = ('folder', 'wds', 'tfrecord', 'parquet', 'hf')
-"""Kinds that sort the names of their classes; their `opener` also takes `order`, the classes of a resumed run."""
-_NUMBERED = ('digits', 'synthetic', 'tfds', 'vtab')
-"""Kinds of datasets that number their classes themselves."""
-_CHECKED_LABELS = 1_000  # at most, to see whether there are several classes
+_SORTING_KINDS = ('folder', 'wds', 'tfrecord', 'parquet', 'hf')
+"""Kinds that sort the names of the classes; their `opener` also takes `order`, the classes of a resumed run."""
+_NUMBERING_KINDS = ('digits', 'synthetic', 'tfds', 'vtab')
+"""Kinds whose datasets state the number of each class."""
+_MAX_CHECKED_LABELS = 1_000  # labels that are read to see whether there are several classes
 
 
 class Sources(NamedTuple):
-  """The sources of a run."""
+  """The sources of a run, and the classes of the training data."""
   train: Source
   eval: Source
   class_names: tuple[str, ...]
 
 
 def open_sources(data: schema.Data, *, image_px: tuple[int, int], order: Sequence[str] = ()) -> Sources:
-  """Opens the training and the evaluation split of `data`; `order` as in `open_split`.
+  """Opens the training and the evaluation split of `data`; see `open_split` for `order`.
 
-  Raises:
-    UserError: the source, a split or a class is missing, or `data.num_classes` has another value.
+  Raises UserError if the source, a split or a class is missing, or `data.num_classes` has another value.
   """
   train = check_labels(open_split(data, data.train_split, image_px=image_px, order=order), data)
   if has_masks(train):
@@ -106,8 +106,8 @@ def open_unlabeled(data: schema.Data, *, image_px: tuple[int, int]) -> Source:
 def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int], order: Sequence[str] = ()) -> Source:
   """Opens one split of `data`; for a mixture, this split of each of its sources.
 
-  `split` is a name or a slice, `image_px` the height and width that the run gives its images. `order` has the classes
-  of a run that resumes: if the source has the same classes, they keep this order.
+  `split` is a name or a slice; `image_px` is the height and width of the images after preprocessing. `order` has the
+  classes of a run that resumes: if the source has the same classes, the classes keep this order.
 
   Raises:
     UserError: the source or the split is missing, the classes of a mixture differ, or the name of a class is not text.
@@ -119,9 +119,9 @@ def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int], orde
 
 
 def open_every(data: schema.Data, *, image_px: tuple[int, int], setting: str) -> Source:
-  """Opens all images of a source. If it has splits, opens `train` and logs the names of the other ones.
+  """Opens all images of a source. If the source has splits, opens `train` and logs the names of the other splits.
 
-  `setting` is the setting or flag that selects a split, for the log. Errors are those of `open_split`.
+  `setting` is the setting or flag that selects a split, for the log. Raises the errors of `open_split`.
   """
   try:
     return open_split(data, splits.ALL, image_px=image_px)
@@ -135,6 +135,7 @@ def open_every(data: schema.Data, *, image_px: tuple[int, int], setting: str) ->
 
 
 def _open(data: schema.Data, split: str, *, image_px: tuple[int, int], order: Sequence[str] = ()) -> Source:
+  """Opens one split as `open_split` does; for a mixture, calls itself for each of the sources."""
   kind, _, where = data.source.partition(':')
   if kind == 'mix' and where:
     terms = mixture.parse(where)
@@ -142,45 +143,45 @@ def _open(data: schema.Data, split: str, *, image_px: tuple[int, int], order: Se
                for term in terms]
     return mixture.mix(sources, [term.weight for term in terms], name=f'{data.source}/{split}',
                        separate=data.mix_classes is schema.MixClasses.SEPARATE)
-  options = {'order': order} if kind in _SORTED else {}
+  options = {'order': order} if kind in _SORTING_KINDS else {}
   source = splits.select(find_opener(data.source)(where, data, image_px, **options), split)
   if not data.classes or has_masks(source):
     return source
   return classes.renumbered(source, classes.read(data.classes), where=f'data.classes={data.classes}')
 
 
-def pin(source: str, known: Collection[str] = ()) -> str:
-  """Returns the name of a source that always has the same data: each dataset of the Hugging Face hub has its commit.
+def pin(source: str, pinned: Collection[str] = ()) -> str:
+  """Returns the source with the commit of each dataset of the Hugging Face hub, so that the data stay the same.
 
   Args:
-    source: as `data.source`.
-    known: pinned sources of a run that resumes; their commits are kept.
+    source: a value of `data.source`.
+    pinned: the pinned sources of a run that resumes; a dataset in them keeps its commit.
 
   Raises:
     UserError, TemporaryError: a dataset of the hub is not found.
   """
   kind, _, where = source.partition(':')
   if kind == 'mix' and _HUB in where and any(term.source.startswith(_HUB) for term in mixture.parse(where)):
-    known_sources = [term.source for name in known if name.startswith('mix:')
-                     for term in mixture.parse(name.partition(':')[2])]
-    # `parse` does not read weights such as 1e+06, so they are written without an exponent.
-    return 'mix:' + ','.join(f'{np.format_float_positional(term.weight, trim="-")}*{pin(term.source, known_sources)}'
+    pinned_terms = [term.source for name in pinned if name.startswith('mix:')
+                    for term in mixture.parse(name.partition(':')[2])]
+    # `mixture.parse` cannot read weights such as 1e+06, so the weights are written without an exponent.
+    return 'mix:' + ','.join(f'{np.format_float_positional(term.weight, trim="-")}*{pin(term.source, pinned_terms)}'
                              for term in mixture.parse(where))
   if source.startswith(_HUB):
     from vit_jax.data.formats import hf
-    return f'{_HUB}{hf.pin(where, known)}'
+    return f'{_HUB}{hf.pin(where, pinned)}'
   return source
 
 
 def find_opener(source: str) -> Opener:
-  """Returns the `opener` of the kind of a source; a mixture has none.
+  """Returns the `opener` of the kind of a source, which is not a mixture.
 
-  Raises:
-    UserError: there is no such kind, or it needs a text after the colon, or takes none.
+  Raises UserError if there is no such kind, or the text after the colon is missing or not allowed.
   """
   name, _, where = source.partition(':')
-  kind, expected = KINDS.get(name), f'data.source: expected one of {FORMS}, got {source!r}.'
-  needs_where = kind is None or ':' in kind.forms
+  kind = KINDS.get(name)
+  expected = f'data.source: expected one of {SYNTAX}, got {source!r}.'
+  needs_where = kind is None or ':' in kind.syntax
   if name == 'mix' or bool(where) != needs_where:
     raise UserError(f'{expected}{_nearest_kind(name)}')
   if kind:
@@ -194,79 +195,83 @@ def find_opener(source: str) -> Opener:
 
 
 def _nearest_kind(name: str) -> str:
-  """Returns the end of a message about an unknown kind: the built-in one with the nearest name, if any."""
-  near = globs.similar_names(name, KINDS)
-  return f' Did you mean {KINDS[near[0]].forms}?' if near else ''
+  """Returns the end of a message about an unknown kind: the built-in kind with a similar name; '' if there is none."""
+  similar = globs.similar_names(name, KINDS)
+  return f' Did you mean {KINDS[similar[0]].syntax}?' if similar else ''
 
 
-def check_learnable(source: Source, *, what: str) -> Source:
-  """Returns the source if something can learn from its classes; `what` names it in messages, such as a job.
+def check_learnable(source: Source, *, learner: str) -> Source:
+  """Returns the source if a model can learn from its classes. `learner` names the objective or evaluation in messages.
 
-  Raises:
-    UserError: all images have one class, or the layout of the files says that their classes are something else.
+  Raises UserError if images have no labels, all images have one class, or the folders may not be classes.
   """
   name, stored_sources = title(source), origins(source)
   for stored in stored_sources:
     if stored.class_names != UNLABELED:
       continue
-    contents = getattr(stored, 'describe_contents', str)()  # what else the files have, in a sentence, or ''
-    where = name if source.class_names == UNLABELED else title(stored)
-    raise UserError(f'data.source: expected images with labels for {what}, got {where}, whose images have none. '
+    contents = getattr(stored, 'describe_contents', str)()  # a sentence about other contents of the files, or ''
+    unlabeled = name if source.class_names == UNLABELED else title(stored)
+    raise UserError(f'data.source: expected images with labels for {learner}, got {unlabeled}, whose images have none. '
                     f'{f"{contents} " if contents else ""}Set data.label_column if they have labels elsewhere, or '
                     'train a self-supervised objective.')
   for stored in stored_sources:
-    if doubt := getattr(stored, 'doubt', ''):  # the message about a layout whose folders may not be classes
+    if doubt := getattr(stored, 'doubt', ''):  # the message for files whose folders may not be classes
       raise UserError(doubt)
-  if len(source.class_names) < 2 or (not source.most_labels and not _has_several(source)):
-    first = source.class_names[0] if len(source.class_names) < 2 else source.class_names[first_label(source, 0)]
-    raise UserError(f'data.source: expected images of at least two classes for {what}, got {name}, whose '
-                    f'{len(source):,} images all have the class {documents.describe(first)}, such as '
-                    f'{source.describe(0)}. Use data with a folder or a label for each class.')
+  only_class = _find_only_class(source)
+  if only_class is not None:
+    raise UserError(f'data.source: expected images of at least two classes for {learner}, got {name}, whose '
+                    f'{len(source):,} images all have the class {documents.describe(source.class_names[only_class])}, '
+                    f'such as {source.describe(0)}. Use data with a folder or a label for each class.')
   return source
 
 
-def _has_several(source: Source) -> bool:
-  """Returns whether images have different classes; also True if no label can be read, or if there is only one image.
+def _find_only_class(source: Source) -> int | None:
+  """Returns the class of all images; None if the classes differ, no label can be read, or there is only one image.
 
-  Compares the first image with evenly spaced ones, the last one first, as images are often stored by class.
+  Compares the first image with evenly spaced images. The last of them comes first, as images are often sorted by class.
   """
-  rows = np.unique(np.linspace(0, len(source) - 1, min(len(source), _CHECKED_LABELS)).astype(int)).tolist()
+  if len(source.class_names) < 2:
+    return 0
+  if source.most_labels or len(source) == 1:
+    return None
+  rows = np.unique(np.linspace(0, len(source) - 1, min(len(source), _MAX_CHECKED_LABELS)).astype(int)).tolist()
   labels = set[int]()
   for row in rows[:1] + rows[1:][::-1]:
-    with contextlib.suppress(BadImage, OSError):  # damaged examples are reported where they are read
+    with contextlib.suppress(BadImage, OSError):  # damaged examples are reported when the job reads them
       labels.add(first_label(source, row))
     if len(labels) > 1:
-      return True
-  return not labels or len(rows) == 1
+      return None
+  return labels.pop() if labels else None
 
 
 def is_order_known(class_names: Sequence[str], data: schema.Data) -> bool:
-  """Returns whether class i of the data can be output i of weights that do not name their classes.
+  """Returns whether class i of the data can be output i of pretrained weights without class names.
 
-  It can if a file or the dataset lists the classes, or if they are numbers from 0; not if they are sorted by name. A
-  mixture has the classes of its first source; with separate classes, it has those of all its sources in turn.
+  True if a file or the dataset lists the classes, or if the classes are the numbers from 0; False if the classes are
+  sorted by name. A mixture has the classes of the first source; with separate classes, those of all sources.
   """
   kind, _, where = data.source.partition(':')
   if kind == 'mix' and not data.classes:
     terms = mixture.parse(where)
     if data.mix_classes is schema.MixClasses.SEPARATE:
-      return all(term.source.partition(':')[0] in _NUMBERED for term in terms)
+      return all(term.source.partition(':')[0] in _NUMBERING_KINDS for term in terms)
     return is_order_known(class_names, dataclasses.replace(data, source=terms[0].source))
-  return (bool(data.classes) or kind in _NUMBERED or classes.numbered(class_names) == tuple(range(len(class_names)))
-          or (kind != 'folder' and tuple(class_names) != classes.ordered(class_names)))
+  if data.classes or kind in _NUMBERING_KINDS or classes.numbered(class_names) == tuple(range(len(class_names))):
+    return True
+  return kind != 'folder' and tuple(class_names) != classes.ordered(class_names)
 
 
 def check_labels(source: Source, data: schema.Data) -> Source:
   """Returns the source.
 
   Raises:
-    UserError: its images have several labels, or more than `data.max_labels`.
+    UserError: an image has several labels, and `data.max_labels` is not set or is smaller than the number of labels.
   """
-  most = source.most_labels
-  if most and (not data.max_labels or most > data.max_labels):
-    expected = f'at least {most}' if most > 0 else 'a number'  # `UNKNOWN` is negative
-    none = ', as images without a label have none of the classes' if most == 1 else ''
+  max_labels = source.most_labels
+  if max_labels and (not data.max_labels or max_labels > data.max_labels):
+    expected = f'at least {max_labels}' if max_labels > 0 else 'a number'  # `UNKNOWN` is negative
+    reason = ', as images without a label have none of the classes' if max_labels == 1 else ''
     raise UserError(f'data.max_labels: expected {expected}, the largest number of labels of an image of {source.name}, '
                     f'got {data.max_labels}. Set it, and for training objective.loss=sigmoid, so that the classes of '
-                    f'an image do not exclude each other{none}.')
+                    f'an image do not exclude each other{reason}.')
   return source

@@ -3,10 +3,10 @@
 Slices are `train[:98%]`, `train[-100:]` or `train[:800]+val[:200]`. Their bounds are numbers of examples, or
 percentages of the split rounded to the nearest example. Examples are counted in the fixed order of the source.
 
-`data/opening.py` calls `select`, the main entry point, which has the format open each complete split by its name. A
-format whose data have splits calls `resolve` for the name. A format without splits calls `resolve_part`, puts the
-images in the random order that `scattered` returns for their paths, and calls `hold_out`, which takes the same fraction
-of each class.
+`data/opening.py` calls `select`, which calls a function of the format to open each complete split by its name. A format
+whose data have splits calls `resolve` with that name. A format without splits calls `resolve_part`, puts the images in
+the random order that `scattered` returns for their paths, and calls `hold_out`, which takes the same fraction of each
+class.
 """
 from __future__ import annotations
 
@@ -27,31 +27,27 @@ SYNONYMS = ('val', 'valid', 'validation')
 NAMES = ('train', *SYNONYMS, 'test')
 """Names of subfolders that are splits, in a folder of images."""
 ALL = 'all'
-"""Every image of a source without splits, a part of which is held out in training."""
+"""The split with every image, of a source without splits; training holds out a part of the images."""
 SETTINGS = 'data.train_split, data.eval_split, or the split of the evaluation'
-"""The settings that name splits; a job with a flag for it replaces this in messages."""
+"""The settings that name splits, for messages. A job with a flag for the split replaces this text in messages."""
 _BOUND = r'-?\d[\d_]{0,30}%?'  # such as 100, -1_000 or 98%
 _TERM = re.compile(rf'\s*(?P<name>[\w.-]+)\s*(\[\s*(?P<lower>{_BOUND})?\s*:\s*(?P<upper>{_BOUND})?\s*\])?\s*')
 
 
 class NoSplit(UserError):
-  """A source has no split of this name; `known` has its splits, () if they are not known."""
+  """A source has no split of this name. `known` has the splits of the source; () = not known."""
   known: tuple[str, ...] = ()
 
 
 class Term(NamedTuple):
-  """One `name[lower:upper]`; the bounds are the text between the brackets, '' if not given."""
+  """One term `name[lower:upper]` of a split; a bound is '' if it is not written."""
   name: str
   lower: str
   upper: str
 
 
 def parse(text: str) -> list[Term]:
-  """Returns the terms of a split such as `train[:98%]+val`.
-
-  Raises:
-    UserError: the text has another form.
-  """
+  """Returns the terms of a split such as `train[:98%]+val`. Raises UserError if the text has another form."""
   matches = [_TERM.fullmatch(term) for term in text.split('+')]
   if not all(matches):
     raise UserError(f'split: expected a name or a slice such as train, train[:98%], train[-100:] or '
@@ -62,8 +58,7 @@ def parse(text: str) -> list[Term]:
 def bounds(term: Term, num_examples: int) -> tuple[int, int]:
   """Returns the first and one-past-last example of `term` in a split of `num_examples`.
 
-  Raises:
-    UserError: the term is empty or extends beyond the split.
+  Raises UserError if the term has no examples or extends beyond the split.
   """
   start = _position(term.lower, num_examples, default=0)
   stop = _position(term.upper, num_examples, default=num_examples)
@@ -83,19 +78,20 @@ def _position(bound: str, num_examples: int, *, default: int) -> int:
 
 
 def resolve(name: str, known: Iterable[str], *, source: str) -> str:
-  """Returns the split of `known` for `name`: itself, or a synonym, or (with a warning) validation in place of `test`.
+  """Returns the split in `known` with this name or a synonym; in place of `test` also validation, with a warning.
 
-  Raises:
-    NoSplit: there is no such split.
+  Raises NoSplit if there is no such split.
   """
   names = sorted(known)
-  for other in (name, *(SYNONYMS if name in SYNONYMS else ())):
-    if other in names:
-      return other
-  if name == 'test' and (validation := [other for other in SYNONYMS if other in names]):
-    unread = f'; not read: {documents.listed(validation[1:], 3)}' if validation[1:] else ''
-    warn_once(f'{source} has no split test; using {validation[0]} instead{unread}.')
-    return validation[0]
+  synonyms = [synonym for synonym in SYNONYMS if synonym in names]
+  if name in names:
+    return name
+  if name in SYNONYMS and synonyms:
+    return synonyms[0]
+  if name == 'test' and synonyms:
+    unread = f'; not read: {documents.listed(synonyms[1:], 3)}' if synonyms[1:] else ''
+    warn_once(f'{source} has no split test; using {synonyms[0]} instead{unread}.')
+    return synonyms[0]
   error = NoSplit(f'split of {source}: expected one of {documents.listed(names, 20)}, got {name!r}.'
                   f'{globs.nearest(name, names)} Change {SETTINGS}.')
   error.known = tuple(names)
@@ -103,16 +99,15 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
 
 
 def resolve_part(name: str, *, source: str) -> str:
-  """Returns `train`, `test` or `all` for the name of a split of a source without splits, of which `test` is held out.
+  """Returns `train`, `test` (the held-out part) or `all` for the name of a split of a source without splits.
 
-  Raises:
-    NoSplit: there is no such split.
+  Raises NoSplit if there is no such split.
   """
   return ALL if name == ALL else resolve('test' if name in SYNONYMS else name, ('train', 'test'), source=source)
 
 
 def select(open_named: Callable[[str], Source], split: str) -> Source:
-  """Opens a split such as `train[:800]+val[:200]`; `open_named` opens a complete split by its name."""
+  """Opens a split such as `train[:800]+val[:200]`; `open_named` opens a complete split by the name of the split."""
   terms = parse(split)
   parts = list[Part]()
   for term in terms:
@@ -122,12 +117,12 @@ def select(open_named: Callable[[str], Source], split: str) -> Source:
     return parts[0].source
   first = parts[0].source
   where = first.name.rpartition('/')[0]  # the name of a source is WHERE/SPLIT
-  is_held_out = title(first) != first.name  # such a source has a title of its own, as `where` has no folders for splits
+  is_held_out = title(first) != first.name  # a source without splits has a title for each held-out part
   return Parts(parts, name=f'{where}/{split}', title=f'{where}, split {split}' if is_held_out else '')
 
 
 def part_title(where: str, split: str, holdout: float) -> str:
-  """Returns the title of `train`, `test` or `all` of a source whose fraction `holdout` of the images is `test`."""
+  """Returns the title of `train`, `test` or `all` of a source; `holdout` is the fraction of the images in `test`."""
   if split == ALL:
     return where
   return f'{where}, {"all but the" if split == "train" else "the"} {100 * holdout:.3g} % held out'
@@ -141,30 +136,30 @@ def scattered(paths: Iterable[bytes], count: int, *, seed: int) -> HostArray:
 
 
 def check_holdout(fraction: float) -> None:
-  """Raises UserError if `data.holdout` is no fraction of the images that can be held out."""
+  """Raises UserError unless `data.holdout` is between 0 and 1."""
   if not 0 < fraction < 1:
     raise UserError(f'data.holdout: expected a fraction between 0 and 1, such as 0.1, got {fraction}. '
                     'Set such a fraction.')
 
 
-def hold_out(labels: HostArray, part: float) -> tuple[HostArray, HostArray]:
-  """Divides the positions in `labels`: of each class, the first ones are held out, the same fraction of every class.
+def hold_out(labels: HostArray, fraction: float) -> tuple[HostArray, HostArray]:
+  """Divides the positions in `labels` into kept and held-out positions, the same fraction of every class.
 
   Args:
-    labels: `[S] i32`, in an order that is already random.
-    part: fraction of the examples to hold out, in (0, 1). Their total number is rounded up. The numbers of the classes
-      are rounded down, and the classes with the largest remainders have one more. A class keeps at least one example.
+    labels: `[S] i32`, in a random order: the first positions of each class are held out.
+    fraction: fraction of the examples to hold out, in (0, 1). The total number is rounded up. The number for each class
+      is rounded down, then the classes with the largest remainders get one more. Each class keeps at least one example.
 
   Returns:
-    Positions kept and held out, i64, each in ascending order.
+    Positions kept and positions held out, i64, each in ascending order.
   """
   classes, counts = np.unique(labels, return_counts=True)
-  quota = np.minimum(np.floor(counts * part).astype(np.int64), counts - 1)
-  missing = min(math.ceil(round(len(labels) * part, 6)) - quota.sum(), np.sum(counts - 1 - quota))
-  by_remainder = np.argsort(-(counts * part - quota), kind='stable')
-  with_spare = [number for number in by_remainder if quota[number] < counts[number] - 1]
-  quota[with_spare[:max(0, missing)]] += 1
+  num_held_out = np.minimum(np.floor(counts * fraction).astype(np.int64), counts - 1)
+  num_missing = min(math.ceil(round(len(labels) * fraction, 6)) - num_held_out.sum(), np.sum(counts - 1 - num_held_out))
+  by_remainder = np.argsort(-(counts * fraction - num_held_out), kind='stable')
+  with_spare = [number for number in by_remainder if num_held_out[number] < counts[number] - 1]
+  num_held_out[with_spare[:max(0, num_missing)]] += 1
   is_held_out = np.zeros(len(labels), bool)
-  for label, num in zip(classes, quota, strict=True):
+  for label, num in zip(classes, num_held_out, strict=True):
     is_held_out[np.flatnonzero(labels == label)[:num]] = True
   return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)

@@ -1,12 +1,12 @@
-"""Makes batches ahead of their consumer with Grain, in threads or in loader processes, as many as the machine holds.
+"""Makes batches ahead of the consumer with Grain, in threads or in loader processes, as many as fit the machine.
 
-Grain only schedules: the caller decides which batch has which number, so the stream is the same for any number of
-threads and processes. A process has up to `open_files.MAX_THREADS` threads, which share one Python interpreter; more
-cores than that need more processes.
+Grain only schedules: the caller decides which batch has which number, so the batches are the same for any number of
+threads and processes. A process has up to `open_files.MAX_THREADS` threads, which share one Python interpreter; to use
+more cores, several processes are needed.
 
 `loader.py` calls `check_memory`, `choose_processes` and `batches`, in this order. `jobs/host_speed.py` measures the
-first steps, and calls `advice`, which returns a warning with a better number of processes. `prepare.py` sets up its
-processes with `start_worker` too. This module does not know what a batch contains.
+first steps, and calls `advice`, which returns a warning with a better number of processes. `prepare.py` also calls
+`start_worker` in its processes. This module does not know what a batch contains.
 """
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ from vit_jax.data.image import jpeg, opencv
 from vit_jax.data.image.transform import Shapes
 from vit_jax.record import console
 
-_MEMORY_SHARE = 0.25     # of the memory, for batches made ahead; at least one per thread is made even if it is more
-_NUM_WAITING = 2         # finished batches of each process in Grain's queue to the consumer
-_NUM_PER_PROCESS = 4     # least batches of a process: those in the queue, one being made, and one finished
-_SMALL_DATASET = 50_000  # examples: with fewer, a run may end before processes have started, which takes about 5 s
-_SPARE_FACTOR = 1.2      # the warning names enough processes for this many times the images that the step takes
-_BUSY_SHARE = 0.85       # from this share of busy cores on, the processor limits the host
+_MEMORY_SHARE = 0.25     # share of the memory for batches made ahead; each thread makes a batch even if that is more
+_NUM_QUEUED = 2          # finished batches of each process in Grain's queue to the consumer
+_MIN_BATCHES = 4         # least batches of a process: those in the queue, one being made, and one finished
+_MIN_EXAMPLES = 50_000   # with fewer, a run may end before processes have started, which takes about 5 s
+_SPARE_FACTOR = 1.2      # the warning names enough processes for so many times the images that the step takes
+_BUSY_SHARE = 0.85       # if at least this share of the cores is busy, the processor limits the host
 _PARENT_POLL_S = 1.
 _MEMORY_LIMITS = ('sys/fs/cgroup/memory.max', 'sys/fs/cgroup/memory/memory.limit_in_bytes')  # cgroups v2, v1
-_DEATH = 'Worker process was terminated unexpectedly'  # in the message of Grain 0.2.18
-_STATUS = re.compile(r'exit code (-?\d+)')  # such as "exit code -9"
-_BUS_ERROR = '-7'  # status after SIGBUS: a mapped file or shared memory has no room, also after a restart
+_ENDED_MESSAGE = 'Worker process was terminated unexpectedly'  # part of an error message of Grain 0.2.18
+_EXIT_STATUS = re.compile(r'exit code (-?\d+)')  # such as "exit code -9"
+_BUS_ERROR = '-7'  # status after SIGBUS: there is no space for a mapped file or shared memory; a restart does not help
 
 
 class Machine(NamedTuple):
-  """Cores that this process may use, and bytes of its memory."""
+  """The number of cores and the bytes of memory that this process may use."""
   cores: int
-  memory: int
+  memory_bytes: int
 
 
 class Workers(NamedTuple):
   """How many threads and loader processes make batches.
 
-  threads: in total; 0 = one per core, at most 16 in a process.
-  processes: 0 = the threads are those of this process.
-  batch_bytes: size of this host's part of a batch, which processes write to shared memory; 0 = not known, and Grain
-    copies the batch.
+  threads: number of threads in total; 0 = one per core, at most 16 in a process.
+  processes: number of loader processes; 0 = the threads run in this process.
+  batch_bytes: size of this host's part of a batch, which loader processes write to shared memory; 0 = the size is not
+    known, and Grain copies the batch.
   """
   threads: int
   processes: int = 0
@@ -69,13 +69,13 @@ class Workers(NamedTuple):
 
 
 class Sizes(NamedTuple):
-  """The number of threads of one process, each of which makes a batch, and of finished batches that it holds."""
+  """The number of threads of one process, each making a batch, and the number of finished batches that it holds."""
   threads: int
   buffer: int
 
 
 class ClosableIterator(Iterator[Batch], Protocol):
-  """An iterator that holds threads or processes until closed."""
+  """An iterator that has threads or processes until it is closed."""
 
   def close(self) -> None:
     ...
@@ -84,8 +84,8 @@ class ClosableIterator(Iterator[Batch], Protocol):
 def batches(make: shared.MakeBatch | Callable[[int], Batch], numbers: range, workers: Workers) -> ClosableIterator:
   """Yields `make(n)` for each of `numbers`, in order, computed ahead of time.
 
-  `make` must be picklable if there are processes, and is a `shared.MakeBatch` if `workers.batch_bytes` is set too. If a
-  process dies, the next batch raises a TemporaryError.
+  If there are processes, `make` must be picklable; if `workers.batch_bytes` is set too, it must be a
+  `shared.MakeBatch`. If a process ends early, the next batch raises a TemporaryError.
   """
   import grain
   opencv.quieten()
@@ -94,22 +94,22 @@ def batches(make: shared.MakeBatch | Callable[[int], Batch], numbers: range, wor
   is_shared = num_processes > 0 and workers.batch_bytes > 0 and shared.is_possible()
   dataset = grain.MapDataset.range(numbers.start, numbers.stop, numbers.step).map(
       shared.MakeSharedBatch(typing.cast(shared.MakeBatch, make)) if is_shared else make)
-  # Grain counts batches here, and would hold 500 of them by default.
+  # The elements that Grain counts are batches here; by default, Grain would hold 500 batches.
   stream = dataset.to_iter_dataset(grain.ReadOptions(num_threads=process.threads, prefetch_buffer_size=process.buffer))
   if not num_processes:
     return iter(stream)
   _let_grain_read_its_flags()
-  options = grain.MultiprocessingOptions(num_workers=num_processes, per_worker_buffer_size=_NUM_WAITING)
+  options = grain.MultiprocessingOptions(num_workers=num_processes, per_worker_buffer_size=_NUM_QUEUED)
   setup = functools.partial(_start_loader, os.getpid(), storage.settings(), console.messages(), failures.patience())
   stream = stream.mp_prefetch(options, worker_init_fn=setup)
   return _Processes(shared.OpenedBatches(iter(stream)) if is_shared else iter(stream))
 
 
 class _Processes:
-  """Iterates over the batches of loader processes, which start with the first one, and explains why a process ended."""
+  """Iterates over the batches of loader processes: the first `next` starts the processes, `close` ends them."""
 
-  def __init__(self, made: ClosableIterator) -> None:
-    self._made, self._is_started = made, False
+  def __init__(self, iterator: ClosableIterator) -> None:
+    self._iterator, self._is_started = iterator, False
 
   def __iter__(self) -> Iterator[Batch]:
     return self
@@ -118,17 +118,17 @@ class _Processes:
     """Returns the next batch.
 
     Raises:
-      TemporaryError: a process has died, or the system failed.
+      TemporaryError: a process has ended, or the system failed.
       UserError: there is too little shared memory.
     """
     try:
-      batch = next(self._made) if self._is_started else _start_shielded(self._made)
+      batch = next(self._iterator) if self._is_started else _start_shielded(self._iterator)
     except RuntimeError as error:
-      if _DEATH not in str(error):
+      if _ENDED_MESSAGE not in str(error):
         raise
-      status = ''.join(_STATUS.findall(str(error))) or 'unknown'
-      kind = UserError if status == _BUS_ERROR else TemporaryError
-      raise kind(
+      status = ''.join(_EXIT_STATUS.findall(str(error))) or 'unknown'
+      error_type = UserError if status == _BUS_ERROR else TemporaryError
+      raise error_type(
           f'data.workers: expected running loader processes, got one that ended with exit status {status}. The usual '
           'cause is too little memory of the machine or container (exit status -9): lower data.workers or batch_size, '
           'or set data.workers=0.') from error
@@ -140,31 +140,31 @@ class _Processes:
 
   def close(self) -> None:
     """Ends the processes."""
-    self._made.close()
+    self._iterator.close()
 
 
-def _start_shielded(made: Iterator[Batch]) -> Batch:
+def _start_shielded(iterator: Iterator[Batch]) -> Batch:
   """Starts the processes and returns the first batch, in a thread that blocks SIGINT and SIGUSR1.
 
-  Both signals reach the whole process group. A new process that has not yet run `start_worker` would end with a
-  traceback, but it inherits the blocked signals from the thread.
+  Both signals are sent to the complete process group. They would end a new process, with a traceback, before the
+  process has called `start_worker`. But the new process inherits the blocked signals from the thread.
   """
-  # Python starts its resource tracker together with the first process, and unblocks SIGINT in that thread. So it is
-  # started before. It ignores SIGINT itself, but not SIGUSR1, which must be blocked here too.
-  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+  # Python starts its resource tracker process together with the first process, and then unblocks SIGINT in the thread.
+  # So the tracker is started here, before the thread. The tracker ignores SIGINT; SIGUSR1 is blocked while it starts.
+  old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
   resource_tracker.ensure_running()
-  signal.pthread_sigmask(signal.SIG_SETMASK, before)
+  signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
   block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
   pool = concurrent.futures.ThreadPoolExecutor(1, initializer=block)
   try:
-    return pool.submit(next, made).result()
+    return pool.submit(next, iterator).result()
   finally:
     pool.shutdown(wait=False)
 
 
 def _start_loader(parent: int, settings: storage.Settings, messages: tuple[float, str], patience_s: float, index: int,
                   count: int) -> None:
-  """Sets up a loader process, which reads object storage and writes messages as its parent does."""
+  """Sets up a loader process with the settings of the parent process for object storage, messages and retries."""
   del index, count
   start_worker(parent)
   console.follow(messages)
@@ -175,12 +175,12 @@ def _start_loader(parent: int, settings: storage.Settings, messages: tuple[float
 def start_worker(parent: int) -> None:
   """Sets up a process that reads data: it uses no accelerator, ignores Ctrl-C, and ends when its parent ends."""
   import jax
-  for stop_signal in (signal.SIGINT, signal.SIGUSR1):  # the parent gets them too, and ends this process
+  for stop_signal in (signal.SIGINT, signal.SIGUSR1):  # the parent receives the signal too, and ends this process
     signal.signal(stop_signal, signal.SIG_IGN)
   jax.config.update('jax_platforms', 'cpu')
   opencv.quieten()
 
-  def end_with_parent() -> None:  # a killed parent cannot end its processes, and they would keep shared memory
+  def end_with_parent() -> None:  # a killed parent cannot end this process, which would keep shared memory
     while os.getppid() == parent:
       time.sleep(_PARENT_POLL_S)
     os._exit(1)
@@ -188,8 +188,8 @@ def start_worker(parent: int) -> None:
 
 
 def _let_grain_read_its_flags() -> None:
-  # Grain 0.2.18 reads its own command-line flag when it starts workers, which fails in programs that have not parsed
-  # flags with absl (tests, notebooks). Remove when the worker tests pass without it.
+  # Grain 0.2.18 reads its own command-line flag when it starts workers. This fails in programs that have not parsed
+  # flags with absl (tests, notebooks). Remove this function when the tests of this module pass without it.
   from absl import flags
   if not flags.FLAGS.is_parsed():
     for name in flags.FLAGS:
@@ -203,7 +203,7 @@ def machine() -> Machine:
 
 
 def memory_bytes(root: pathlib.Path = pathlib.Path('/')) -> int:
-  """Returns the memory that this process may use: that of the machine, or of its container if that is less."""
+  """Returns the memory that this process may use: the smaller of the memories of the machine and the container."""
   num_bytes = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   for name in _MEMORY_LIMITS:
     try:
@@ -219,83 +219,85 @@ def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes) -> in
   """Returns the bytes of this process's part of one batch.
 
   Args:
-    name: of the setting, for the message.
-    batch_size: examples of a global batch.
-    shard: the rows that this process holds.
+    name: name of the setting, for the message.
+    batch_size: number of examples of a global batch.
+    shard: the rows of the batch that this process makes.
     shapes: shape and dtype of the arrays of an example.
 
-  Raises:
-    UserError: the part is larger than the memory of this process.
+  Raises UserError if the part is larger than the memory of this process.
   """
   limit = memory_bytes()
   example_bytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values()) + 8  # index
-  rows = batch_size * len(shard.parts) // shard.count
-  if rows * example_bytes > limit:
+  batch_bytes = batch_size * len(shard.parts) // shard.count * example_bytes
+  if batch_bytes > limit:
     raise UserError(
         f'{name}: expected a batch that fits into {limit / 2**30:,.1f} GiB of memory, at most '
         f'{limit // example_bytes * shard.count // max(1, len(shard.parts)):,} examples, got {batch_size:,}, which are '
-        f'{rows * example_bytes / 2**30:,.1f} GiB on this machine. Set a smaller {name}.')
-  return rows * example_bytes
+        f'{batch_bytes / 2**30:,.1f} GiB on this machine. Set a smaller {name}.')
+  return batch_bytes
 
 
 def sizes(workers: Workers, here: Machine) -> Sizes:
-  """Returns the sizes of each process, at least 1, lowered until its batches fit into their share of the memory."""
+  """Returns the sizes for each process: lowered, at least to 1, until the batches fit into the memory of `here`."""
   threads, num_processes, batch_bytes = workers
+  num_queued = _NUM_QUEUED if num_processes else 0
   if num_processes:
-    wanted, waiting = min(open_files.MAX_THREADS, -(-(threads or here.cores) // num_processes)), _NUM_WAITING
+    num_threads = min(open_files.MAX_THREADS, -(-(threads or here.cores) // num_processes))
   else:
-    wanted, waiting = threads or min(open_files.MAX_THREADS, here.cores), 0
-  max_batches = 2 * wanted + waiting  # one of each thread, those in the buffer, and those in the queue
+    num_threads = threads or min(open_files.MAX_THREADS, here.cores)
+  max_batches = 2 * num_threads + num_queued  # one in each thread, as many in the buffer, and those in the queue
   if batch_bytes:
-    max_batches = int(here.memory * _MEMORY_SHARE / batch_bytes / max(1, num_processes))
-  buffer = max(1, min(wanted, max_batches - wanted - waiting))
-  return Sizes(max(1, min(wanted, max_batches - buffer - waiting)), buffer)
+    max_batches = int(here.memory_bytes * _MEMORY_SHARE / batch_bytes / max(1, num_processes))
+  buffer = max(1, min(num_threads, max_batches - num_threads - num_queued))
+  return Sizes(max(1, min(num_threads, max_batches - buffer - num_queued)), buffer)
 
 
 def choose_processes(workers: Workers, *, num_examples: int, here: Machine) -> Workers:
-  """Returns the workers of a run, in which the machine and the data have replaced `schema.AUTO_WORKERS` by a number."""
+  """Returns the workers of a run; replaces `schema.AUTO_WORKERS` by a number for the machine `here` and the data."""
   if workers.processes != schema.AUTO_WORKERS:
     return workers
-  if num_examples < _SMALL_DATASET or here.cores < 2 * open_files.MAX_THREADS:
+  if num_examples < _MIN_EXAMPLES or here.cores < 2 * open_files.MAX_THREADS:
     return workers._replace(processes=0)
-  return workers._replace(processes=_num_fitting(here.cores // open_files.MAX_THREADS, workers.batch_bytes, here))
+  max_processes = here.cores // open_files.MAX_THREADS
+  return workers._replace(processes=_limit_by_memory(max_processes, workers.batch_bytes, here))
 
 
-def _num_fitting(most: int, batch_bytes: int, here: Machine) -> int:
-  """Returns the largest number of processes, at most `most`, whose batches fit into their share of the memory."""
-  return max(0, min(most, int(here.memory * _MEMORY_SHARE) // (_NUM_PER_PROCESS * max(1, batch_bytes))))
+def _limit_by_memory(num_processes: int, batch_bytes: int, here: Machine) -> int:
+  """Returns `num_processes`, or the largest number of processes whose batches fit into memory if that is less."""
+  process_bytes = _MIN_BATCHES * max(1, batch_bytes)
+  return max(0, min(num_processes, int(here.memory_bytes * _MEMORY_SHARE) // process_bytes))
 
 
-def advice(host: float, step: float, busy_cores: float, workers: Workers, *, here: Machine) -> str:
-  """Returns a warning if the host is slower than the step, which says what to change; '' if the host is fast enough.
+def advice(host_rate: float, step_rate: float, busy_cores: float, workers: Workers, *, here: Machine) -> str:
+  """Returns a warning that says what to change if the host is slower than the step; '' if the host is fast enough.
 
   Args:
-    host: images/s that the workers make.
-    step: images/s that the step takes.
+    host_rate: images/s that the workers make.
+    step_rate: images/s that the step takes.
     busy_cores: mean number of busy cores of this machine.
     workers: the threads and processes of the run.
-    here: the machine.
+    here: the cores and the memory of this machine.
   """
-  if host >= step:
+  if host_rate >= step_rate:
     return ''
   num_processes = workers.processes
-  problem = f'The host makes {_short(host)} of the {_short(step)} images/s that the step takes: '
+  problem = f'The host makes {_short(host_rate)} of the {_short(step_rate)} images/s that the step takes: '
   if busy_cores >= _BUSY_SHARE * here.cores:
     crop = '' if jpeg.is_installed() else f'decode only crops of JPEG files ({extras.install("crop")}), '
     return (f'{problem}its {here.cores} cores are busy. Store smaller images (vit-jax prepare --short_px), {crop}'
             'or use a host with more cores.')
   problem += f'{num_processes} loader processes use' if num_processes else 'the threads of one process use'
   problem += f' {busy_cores:.1f} of {here.cores} cores'
-  needed = math.ceil(max(1, num_processes) * _SPARE_FACTOR * step / max(host, 1e-9))
-  better = _num_fitting(min(needed, here.cores // 2), workers.batch_bytes, here)
-  if better > num_processes:
-    return f'{problem}; set data.workers={better}.'
+  num_needed = math.ceil(max(1, num_processes) * _SPARE_FACTOR * step_rate / max(host_rate, 1e-9))
+  num_better = _limit_by_memory(min(num_needed, here.cores // 2), workers.batch_bytes, here)
+  if num_better > num_processes:
+    return f'{problem}; set data.workers={num_better}.'
   return (f'{problem}, and there is no memory for more processes. If the disk is the limit, copy the data to a faster '
           'one.')
 
 
 def _short(rate: float) -> str:
-  """Returns a rate such as 840, 8.4k or 16k."""
+  """Returns a rate as a short text, such as 840, 8.4k or 16k."""
   if rate < 1_000:
     return f'{rate:,.0f}'
   return f'{rate / 1_000:.1f}k' if rate < 9_950 else f'{rate / 1_000:,.0f}k'

@@ -316,7 +316,7 @@ def check_same(name: str, train: Source, test: Source) -> None:
   for source in (train, test):
     check_single(f'evals.{name}', source)
   if not has_masks(train):
-    opening.check_learnable(train, what=f'evals.{name}')
+    opening.check_learnable(train, learner=f'evals.{name}')
   if train.class_names != test.class_names:
     raise UserError(f'evals.{name}: expected two splits with the same classes, got {train.name} with '
                     f'{len(train.class_names)} classes and {test.name} with {len(test.class_names)}. '

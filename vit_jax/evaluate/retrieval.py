@@ -110,7 +110,7 @@ def build(resources: Resources, name: str, settings: schema.Retrieval) -> Make:
   else:
     train, test = None, resources.eval_source(name)
     check_single(f'evals.{name}', test)
-    opening.check_learnable(test, what=f'evals.{name}')
+    opening.check_learnable(test, learner=f'evals.{name}')
 
   def make(view: str) -> Measuring:
     return Retrieval(

@@ -46,7 +46,7 @@ def decode(image: ImageLike, options: headers.DecodeOptions = UPRIGHT) -> HostAr
     case bytes():
       return decoding.decode(image, options)
     case str() | os.PathLike():
-      return decoding.decode(user_files.read_image(user_files.expanded(image)), options)
+      return decoding.decode(user_files.read_image(user_files.expand_home(image)), options)
   what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else (
       f'{type(image).__name__} {image.size}' if isinstance(image, Image.Image) else type(image).__name__)
   raise UserError(f'images: expected a uint8 array [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path or the bytes '

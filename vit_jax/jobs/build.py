@@ -93,7 +93,7 @@ def open_data(config: schema.Config, *, order: Sequence[str] = (), learns: bool 
   console.begin_stage('opening the data')
   sources = opening.open_sources(config.data, image_px=config.image_px, order=order)
   if config.objective.has_head and learns:
-    opening.check_learnable(sources.train, what=type(config.objective).__name__)
+    opening.check_learnable(sources.train, learner=type(config.objective).__name__)
   in_memory = not config.objective.on_host and loaders.fits_in_memory(
       sources.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
   return Data(sources.train, sources.eval, sources.class_names, in_memory)

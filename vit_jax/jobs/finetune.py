@@ -104,7 +104,7 @@ def begin(base: schema.Config, weights: str, data: str, run_folder: storage.Path
   with flag_names.naming_flags({'data.source': '--data'}):
     images = choose_splits(open_settings(base, data, changes))
     if what:
-      opening.check_learnable(images.train, what=what)
+      opening.check_learnable(images.train, learner=what)
   console.begin_stage('loading the weights')
   return images, loading.load(weights, view=settings.init_view), process_id
 
@@ -125,7 +125,7 @@ def apply(config: schema.Config, changes: Sequence[str]) -> schema.Config:
 def open_settings(base: schema.Config, source: str, changes: Sequence[str]) -> schema.Data:
   """Returns the data settings of a config with their overrides; `eval_split` is '' unless it is overridden."""
   if ':' not in source and os.path.isdir(source):
-    raise UserError(f'--data: expected one of {opening.FORMS}, got {source!r}. Set --data=folder:{source}.')
+    raise UserError(f'--data: expected one of {opening.SYNTAX}, got {source!r}. Set --data=folder:{source}.')
   config = dataclasses.replace(base, data=dataclasses.replace(base.data, source=source, eval_split=''))
   return apply(config, [change for change in changes if change.startswith('data.')]).data
 

@@ -207,7 +207,7 @@ def _write_splits(opener: Callable[[], Mapping[str, Source]], to: storage.Path, 
                             run=beam.Beam(opener, engine.runner, engine.options))
   else:
     outcome = _write_here(sources, _local(to), settings, root=root, processes=engine.processes, share=engine.share)
-  if outcome is writing.Outcome.PART:
+  if outcome is writing.Outcome.INCOMPLETE:
     print(f'Share {engine.share.host}/{engine.share.num_hosts} of {to} is written. The dataset is complete when all '
           'shares are.')
     return 0
@@ -220,8 +220,8 @@ def _write_splits(opener: Callable[[], Mapping[str, Source]], to: storage.Path, 
                   'above say why.', f'{num_left_out:,}', f'{len(source):,}', name)
   counts = ', '.join(f'{split} {num:,}' for split, num in written.items())
   channels_flag = f' --config.data.channels={settings.channels}' if settings.channels != RGB else ''
-  print(f'{"Already in" if outcome is writing.Outcome.THERE else "Written to"} {to}: {counts} images. Use them with '
-        f'--config.data.source=array_record:{to}{channels_flag}')
+  print(f'{"Already in" if outcome is writing.Outcome.UNCHANGED else "Written to"} {to}: {counts} images. '
+        f'Use them with --config.data.source=array_record:{to}{channels_flag}')
   return 0
 
 
@@ -240,7 +240,7 @@ def _write_here(splits: Mapping[str, Source], folder: pathlib.Path, settings: wr
       else:
         bar.update(num_done, {'train/images_per_s': (num_done - num_before) / max(1e-9, time.monotonic() - began)})
     return writing.write(splits, folder, settings, name_of=functools.partial(_shorten, root=root),
-                         run=writing.Here(count, processes), share=share)
+                         run=writing.LocalRunner(count, processes), share=share)
 
 
 def _shorten(name: str, *, root: str) -> str:  # a function of the module, as worker processes unpickle it

@@ -92,7 +92,7 @@ def make(network: Weights, images: finetune.Splits, objective: str, warm_heads: 
   side_px = max(min(*network.preprocess.image_px, *config.image_px) // model.patch, 1) * model.patch
   evals = dict(config.evals)
   try:
-    opening.check_learnable(images.train, what='k-NN')
+    opening.check_learnable(images.train, learner='k-NN')
   except UserError as error:
     log.info('There is no k-NN evaluation during training: %s', error)
     del evals['knn']

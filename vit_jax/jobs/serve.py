@@ -86,7 +86,7 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
   def newest_step() -> int | None:
     return 0 if workdir is None else max(checkpoint_files.steps(workdir / 'checkpoints'), default=None)
 
-  folder = Folder(user_files.expanded(files[0])) if files else None
+  folder = Folder(user_files.expand_home(files[0])) if files else None
   with serve_http.listen(host, port) as listening:
     model = None
     if workdir is None:

@@ -61,7 +61,7 @@ def find(arguments: Sequence[str], *, follow_links: bool = False) -> Iterator[st
   The images of a folder and of the folders below it are sorted by path; `~` is the home directory. Links that lead out
   of the folder are followed only with `follow_links`. Raises UserError if a folder has no image.
   """
-  for path in map(user_files.expanded, arguments):
+  for path in map(user_files.expand_home, arguments):
     if not os.path.isdir(path):
       yield path
       continue

@@ -65,7 +65,7 @@ class ParquetSource(IndexedSource):
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
     return index.load(files.paths, functools.partial(parquet_files.scan, columns=columns), f'parquet 2 {columns}',
-                      parquet_files.INDEX_TYPES, what='Parquet', expected='rows with images')
+                      parquet_files.INDEX_TYPES, format_name='Parquet', expected='rows with images')
 
   @staticmethod
   def label_place(label: str) -> str:

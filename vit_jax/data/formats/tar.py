@@ -88,7 +88,7 @@ class TarSource(IndexedSource):
   def load(files: Files, columns: Columns) -> Index:
     images = f'.{columns.image}' if columns.image else 'an extension of images, such as .jpg'
     rows = index.load(files.paths, functools.partial(scan, columns=columns), f'tar 2 {columns}', _INDEX_TYPES,
-                      what='tar', expected=f'members with {images}',
+                      format_name='tar', expected=f'members with {images}',
                       advice='Set data.image_column, or correct the pattern.')
     counts = np.bincount(rows['file'], minlength=len(files.paths)).tolist()
     for path, expected, count in zip(files.paths, files.counts, counts, strict=False):  # `files.counts` may be empty

@@ -91,7 +91,7 @@ class TfRecordSource(IndexedSource):
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
     return index.load(files.paths, functools.partial(scan, label=columns.label), f'tf.train.Example 2 {columns.label}',
-                      _INDEX_TYPES, what='TFRecord', expected='records')
+                      _INDEX_TYPES, format_name='TFRecord', expected='records')
 
   @staticmethod
   def label_place(label: str) -> str:
@@ -189,7 +189,7 @@ class TfRecords:
       raise UserError(f'{paths[0]}: expected at most {max_records:,} records in files of this size, got '
                       f'{sum(counts):,} in dataset_info.json. Copy or prepare the dataset again.')
     return index.load(paths, functools.partial(scan_counted, counts=dict(zip(paths, counts, strict=True))),
-                      f'TFRecord 2 {counts}', _SPAN_TYPES, what='TFRecord')
+                      f'TFRecord 2 {counts}', _SPAN_TYPES, format_name='TFRecord')
 
   def __len__(self) -> int:
     return len(self._index)
