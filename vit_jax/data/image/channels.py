@@ -1,7 +1,7 @@
 """Images whose channels are not RGB, such as those of satellites and microscopes: `[H, W, C] f32` in stored units.
 
-TIFF, `.npy` and every format of `decode.py` keep all channels and bits: values are not scaled or cut to 8 bits, and 16-bit
-integers are exact in float32. A `.npy` file holds `[H, W]`, `[H, W, C]` or `[C, H, W]`. The channels of a TIFF
+TIFF, `.npy` and every format of `decode.py` keep all channels and bits: values are not scaled or cut to 8 bits, and
+16-bit integers are exact in float32. A `.npy` file holds `[H, W]`, `[H, W, C]` or `[C, H, W]`. The channels of a TIFF
 are samples or pages. Pillow reads a TIFF of one channel, `tifffile` (extra `tiff`) a TIFF of several.
 
 `transform.py` calls `read` in place of `decode.decode`. `prepare.py` calls `sums` for each image, adds the results of

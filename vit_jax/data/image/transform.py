@@ -55,7 +55,7 @@ class TrainTransform:
       stored = decode.DecodedImage(decode_image(record, recipe))
     window = decode.Window(0, 0, *stored.size)
     if not is_whole:
-      window = crops.draw(recipe, stored.size, rng, relative=self.num_tokens > 0)
+      window = crops.draw(recipe, stored.size, rng, is_relative=self.num_tokens > 0)
     if self.num_tokens:
       image_px = geometry.native_size((window.height, window.width), patch, self.num_tokens)
     if is_whole and not self.num_tokens:
