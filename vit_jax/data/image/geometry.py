@@ -49,8 +49,8 @@ def fit(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -
   """Returns `image [H, W, C]` preprocessed for evaluation, `[*image_px, C]` of the same dtype, and the box `[4] f32`.
 
   With `eval_resize_px`, the image is resized by its short side as `eval_geometry` requires, and its center is cropped.
-  Else, the image is resized without preserving the aspect ratio. With `Geometry.TORCHVISION` and `antialias`, the pixels
-  are those of torchvision's `Resize` and `CenterCrop` of a PIL image; with `Geometry.BIG_VISION`, without `antialias`
+  Else it is resized without preserving the aspect ratio. With `Geometry.TORCHVISION` and `antialias`, the pixels are
+  those of torchvision's `Resize` and `CenterCrop` of a PIL image; with `Geometry.BIG_VISION`, without `antialias`
   and with `truncate`, the pixels are those of big_vision's `resize_small` and `central_crop`.
   """
   interpolation, antialias = eval_resampling(recipe)
@@ -99,7 +99,7 @@ def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool,
   Pixel centers are at half-integers. Without `antialias`, a filter covers 2 x 2 (bilinear) or 4 x 4 (bicubic, a =
   -0.75) stored pixels at any scale, and values are rounded, or with `truncate` truncated to integers. With `antialias`,
   the filter grows with the scale and covers all pixels, as in Pillow (where bicubic has a = -0.5) and in programs that
-  use torchvision or timm. `AREA` is the mean over the covered area. An image of the size `image_px` is returned unchanged.
+  use torchvision or timm. `AREA` is the mean over the covered area. An image of this size is returned unchanged.
 
   Differs from big_vision: 2 in 10,000 truncated values of bilinear random crops differ by one gray level, since OpenCV
   computes positions in double precision; `resize_part` returns big_vision's pixels, in four times the time.
