@@ -41,8 +41,7 @@ def read(image: bytes | HostArray, num_channels: int, options: DecodeOptions) ->
     UserError: the image is a TIFF of several channels, and tifffile is not installed or cannot unpack the TIFF.
   """
   pixels = _decode(image, num_channels, options) if isinstance(image, bytes) else image
-  if pixels.ndim == 2:
-    pixels = pixels[..., None]
+  pixels = pixels[..., None] if pixels.ndim == 2 else pixels
   if pixels.ndim == 3 and pixels.shape[2] != num_channels and pixels.shape[0] == num_channels:
     pixels = np.moveaxis(pixels, 0, 2)
   if pixels.ndim != 3 or pixels.shape[2] != num_channels:

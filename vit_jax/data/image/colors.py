@@ -151,18 +151,16 @@ def equalize(image: HostArray) -> HostArray:
     num_highest = counts[np.flatnonzero(counts)[-1]]
     pixels_per_level = (channel.size - num_highest) // 255
     num_below = np.cumsum(counts) - counts
-    table = LEVELS
-    if pixels_per_level:
-      table = np.minimum((num_below + pixels_per_level // 2) // pixels_per_level, 255)
-    tables.append(table)
+    levels = (num_below + pixels_per_level // 2) // max(pixels_per_level, 1)
+    tables.append(np.minimum(levels, 255) if pixels_per_level else LEVELS)
   return apply_tables(image, tables)
 
 
 def blur(image: HostArray, sigma_px: float) -> HostArray:
   """Applies a Gaussian blur as Pillow computes it: three box filters along the rows, then three along the columns.
 
-  A box has the radius of Gwosdek et al. 2011; its fractional part decides the weight of the two outermost pixels. The
-  result of each box is rounded to 8 bits. The border pixels are replicated.
+  A box has the radius of Gwosdek et al. 2011, whose fraction decides the weight of the two outermost pixels. The result
+  of each box is rounded to 8 bits. The border pixels are replicated.
   """
   radius = _box_radius(sigma_px)
   num_inner = 2 * int(radius) + 1

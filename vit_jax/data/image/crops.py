@@ -22,15 +22,14 @@ NUM_TRIES = 10  # of torchvision's `RandomResizedCrop`
 _f32 = np.float32
 
 
-def draw(recipe: schema.Recipe, size: tuple[int, int], rng: np.random.Generator, *,
-         is_relative: bool = False) -> Window:
+def draw(recipe: schema.Recipe, size: tuple[int, int], rng: np.random.Generator, *, is_scaled: bool = False) -> Window:
   """Returns a random crop, as a recipe describes it, of an image of `size`.
 
-  With `is_relative`, the range `recipe.crop_aspect` is multiplied by the aspect ratio of the image.
+  With `is_scaled`, the range `recipe.crop_aspect` is multiplied by the aspect ratio of the image.
   """
   if recipe.crop is schema.Crop.INCEPTION:
     low, high = recipe.crop_aspect
-    factor = size[1] / size[0] if is_relative else 1.
+    factor = size[1] / size[0] if is_scaled else 1.
     return sample(recipe.crop_sampler, size, rng=rng, area=recipe.crop_area, aspect=(low * factor, high * factor),
                   tries=recipe.crop_tries, covered=recipe.crop_covered)
   return window_crop(size, rng=rng, area=recipe.crop_area)

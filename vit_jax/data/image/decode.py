@@ -110,10 +110,9 @@ def decode(encoded: bytes | HostArray, options: DecodeOptions = AS_STORED) -> Ho
 
 
 def from_pillow(image: Image.Image, options: DecodeOptions) -> HostArray:
-  """Returns `[H, W, 3] u8` of a Pillow image of any mode, equal to what `decode` returns for its file.
+  """Returns the pixels `[H, W, 3] u8` of a Pillow image, as `decode` does for the file of the image.
 
-  Raises:
-    BadImage: the file is damaged, the image is too large, or its values have 32 bits, whose range is not known.
+  Raises BadImage if the file is damaged, the image is too large, or values have 32 bits, whose range is not known.
   """
   with _raising_bad_image(image.format or image.mode):
     return _read_pillow(image, options)
@@ -122,10 +121,8 @@ def from_pillow(image: Image.Image, options: DecodeOptions) -> HostArray:
 def read_any_mode(encoded: bytes, file_format: str, options: DecodeOptions) -> HostArray:
   """Returns the pixels that Pillow reads from a file, `[H, W]` or `[H, W, C]`, in their stored dtype and channels.
 
-  `file_format` is a key of `PILLOW_READERS`. `options.upright` is ignored.
-
-  Raises:
-    BadImage: the file is not a complete image, or the image is too large.
+  `file_format` is a key of `PILLOW_READERS`; `options.upright` is ignored. Raises BadImage if the file is damaged, or
+  the image is too large.
   """
   with _raising_bad_image(file_format):
     image = _open_pillow(encoded, file_format)
@@ -164,8 +161,7 @@ def read_opencv(encoded: bytes, file_format: str, options: DecodeOptions,
 def read_header(encoded: bytes, file_format: str) -> tuple[headers.Header, bytes]:
   """Returns the header of a file that OpenCV decodes, and the bytes to pass to OpenCV, without some chunks of a PNG.
 
-  Raises:
-    BadImage: there is no header, or the format is not supported.
+  Raises BadImage if there is no header, or the format is not supported.
   """
   match file_format:
     case 'jpeg':
@@ -185,10 +181,9 @@ def read_header(encoded: bytes, file_format: str) -> tuple[headers.Header, bytes
 
 
 def read_size(encoded: bytes) -> tuple[int, int]:
-  """Returns height and width of an image file as stored, px, from its header; the pixels may be damaged.
+  """Returns the stored height and width, px, from the header of an image file; the pixels may be damaged.
 
-  Raises:
-    BadImage: the file is not an image, or the image has no pixels.
+  Raises BadImage if the file is not an image, or the image has no pixels.
   """
   file_format = headers.detect_format(encoded)
   if file_format in PILLOW_READERS:
@@ -213,11 +208,8 @@ def find_orientation(encoded: bytes) -> int:
 
 
 def orient(image: HostArray, orientation: int) -> HostArray:
-  """Returns the upright image of the stored `image [H, W, 3]` with this EXIF orientation.
-
-  If the orientation is 1 or invalid, the image is returned unchanged.
-  """
-  if orientation not in range(2, 9):
+  """Returns the upright image of the stored `image [H, W, 3]` with this EXIF orientation."""
+  if orientation not in range(2, 9):  # upright, or invalid
     return image
   if orientation in FLIPPED_ROWS:
     image = image[::-1]

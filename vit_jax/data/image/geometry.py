@@ -10,7 +10,7 @@ right; the box of a shifted image may extend below 0 or beyond 1. Rotation, scal
 
 An image may keep its own aspect ratio, as in NaFlex of SigLIP 2 (arXiv 2502.14786, section 2.4.2): `choose_grid` finds
 the largest grid of patches with this aspect ratio and a limited number of patches, `native_size` is the size of that
-grid in px, and `cut_patches` returns the patches. To fill whole patches, each side changes by less than one patch.
+grid in px, and `cut_patches` returns the patches. Each side changes by less than one patch.
 """
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from vit_jax.data.image.opencv import cv2
 MAX_ENLARGEMENT = 32
 """If the resized image has more than this multiple of the crop's pixels, only the pixels of the crop are computed."""
 _MARGIN_PX = 2  # a bicubic filter uses this many stored pixels beyond each side of a window
-_MAX_SCALE = 100.  # of an image, in `choose_grid`, as in big_vision and transformers
-_SCALE_PRECISION = 1e-5
+_MAX_SCALE, _SCALE_PRECISION = 100., 1e-5  # of `choose_grid`; from big_vision and transformers
 Number = TypeVar('Number', float, Array)
 
 
@@ -67,9 +66,7 @@ def fit(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -
 
 def eval_resampling(recipe: schema.Recipe) -> tuple[Interpolation, bool]:
   """Returns the interpolation of evaluation, and whether it uses antialiasing."""
-  if recipe.eval_area:
-    return Interpolation.AREA, False
-  return recipe.interpolation, recipe.antialias
+  return (Interpolation.AREA, False) if recipe.eval_area else (recipe.interpolation, recipe.antialias)
 
 
 def augment(image: HostArray, box: HostArray, *, recipe: schema.Recipe,
@@ -198,7 +195,7 @@ def _warp(image: HostArray, size: tuple[int, int], window: Window) -> HostArray:
   """Computes bicubic pixels without antialias for `resize_part`, from only the stored pixels around the window."""
   step_y, step_x = image.shape[0] / size[0], image.shape[1] / size[1]  # stored px per resized px
   top, left = math.floor(window.top * step_y), math.floor(window.left * step_x)
-  # `warpAffine` requires images with sides below 32,768 px, so it gets only the part of the image that it needs.
+  # `warpAffine` requires images with sides below 32,768 px.
   needed = Window(max(0, top - _MARGIN_PX), max(0, left - _MARGIN_PX),
                   math.ceil(window.height * step_y) + 1 + 2 * _MARGIN_PX,
                   math.ceil(window.width * step_x) + 1 + 2 * _MARGIN_PX)
@@ -235,8 +232,7 @@ def inverse_affine(cos: Number, sin: Number, zoom: Number, shear: Number, *,
                    size: tuple[int, int]) -> list[list[Number]]:
   """Returns the matrix `[2, 3]` from output to input pixels (x, y, 1) for rotation, zoom and shear about the center.
 
-  input - c = R(-angle) S(shear) (output - c) / zoom, with c = ((W - 1) / 2, (H - 1) / 2). `cos` and `sin` are those of
-  the angle. Arguments may be JAX arrays.
+  input - c = R(-angle) S(shear) (output - c) / zoom, with c = ((W - 1) / 2, (H - 1) / 2). Numbers may be JAX arrays.
   """
   center_y, center_x = (size[0] - 1) / 2, (size[1] - 1) / 2
   xx, xy = cos / zoom, (cos * shear + sin) / zoom
@@ -268,10 +264,8 @@ def choose_grid(size: tuple[int, int], patch: int, num_tokens: int) -> tuple[int
   low, high = _SCALE_PRECISION / 10, _MAX_SCALE
   while high - low >= _SCALE_PRECISION:
     middle = (low + high) / 2
-    if math.prod(grid_at(middle)) <= num_tokens:
-      low = middle
-    else:
-      high = middle
+    is_possible = math.prod(grid_at(middle)) <= num_tokens
+    low, high = (middle, high) if is_possible else (low, middle)
   rows, columns = grid_at(low)
   return min(rows, num_tokens), min(columns, num_tokens)
 

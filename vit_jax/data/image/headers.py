@@ -156,8 +156,7 @@ def read_png(encoded: bytes) -> tuple[Header, bytes]:
   Other chunks, such as color profiles, are left out: they do not change the pixels, and libpng prints warnings about
   some of them to stderr. A chunk is its length (4 bytes), type (4 bytes), content and checksum (4 bytes).
 
-  Raises:
-    BadImage: the file is truncated, or a needed chunk does not match its checksum.
+  Raises BadImage if the file is truncated, or a needed chunk does not match its checksum.
   """
   view = memoryview(encoded)
   pixel_chunks: list[bytes] = []
@@ -171,8 +170,8 @@ def read_png(encoded: bytes) -> tuple[Header, bytes]:
         raise BadImage(f'the PNG has an unknown critical chunk {chunk_type!r}')
       continue
     if zlib.crc32(view[start + 4:end - 4]) != int.from_bytes(view[end - 4:end], 'big'):
-      raise BadImage(f'the PNG is damaged: its chunk {chunk_type.decode()} at byte {start:,} does not match its '
-                     'checksum')
+      name = chunk_type.decode()
+      raise BadImage(f'the PNG is damaged: its chunk {name} at byte {start:,} does not match its checksum')
     pixel_chunks.append(bytes(view[start:end]))
   if pixel_chunks[0][4:8] != b'IHDR' or len(pixel_chunks[0]) != 25:
     raise BadImage('the PNG does not start with an IHDR chunk')

@@ -105,8 +105,7 @@ class PartialJpeg:
 def find_opener(choice: schema.Decode, *, is_cropped: bool) -> Opener:
   """Returns the function that opens images for the setting `data.decode`; without crops, it decodes completely.
 
-  Raises:
-    UserError: `choice` is CROP, and nvImageCodec is not installed.
+  Raises UserError if `choice` is CROP, and nvImageCodec is not installed.
   """
   if choice is schema.Decode.CROP:
     check_installed()
@@ -201,8 +200,7 @@ def _codec() -> Any:
 def _load_codec() -> Any:
   """Loads the package with only its CPU decoder for JPEG: the other decoders print that there is no GPU.
 
-  At import, the package loads all decoders in the folder that the variable `NVIMGCODEC_EXTENSIONS_PATH` names. So the
-  variable names a temporary folder with a link to that decoder during the import.
+  At import, the package loads all decoders in the folder `$NVIMGCODEC_EXTENSIONS_PATH`: here only a link to that one.
   """
   spec = importlib.util.find_spec(_PACKAGE)
   assert spec is not None and spec.submodule_search_locations, 'call check_installed() first'

@@ -91,8 +91,7 @@ def decode(encoded: bytes, *, size: tuple[int, int] | None = None) -> HostArray:
 def classes(values: HostArray, meaning: MaskValues) -> HostArray:
   """Returns the class of each pixel, `[H, W]` i32: `values - first`; `IGNORED` for `ignore` and values below `first`.
 
-  Raises:
-    BadMask: a value is above the value of the last class.
+  Raises BadMask if a value is above the value of the last class.
   """
   first, ignore, num_classes = meaning.first, meaning.ignore, meaning.num_classes
   indices = np.where((values == ignore) | (values < first), IGNORED, values - first).astype(np.int32)
@@ -117,8 +116,7 @@ def resize(mask: HostArray, size: tuple[int, int]) -> HostArray:
 def majority(mask: HostArray, grid: tuple[int, int]) -> HostArray:
   """Returns the most frequent class of the pixels of each token, `[h, w]` i32.
 
-  If several classes are equally frequent, the result is the lowest one. If all pixels of a token are ignored, the token
-  is `IGNORED`.
+  Among equally frequent classes, the lowest is chosen. A token whose pixels are all ignored is `IGNORED`.
 
   Args:
     mask: `[H, W]` i32 of classes; H and W are multiples of h and w.
@@ -182,8 +180,7 @@ class MaskedImages:
   def read(self, index: int) -> tuple[HostArray, HostArray]:
     """Returns the image `[H, W, 3] u8` and the classes `[H, W] i32` of its pixels, -1 for pixels that are not counted.
 
-    Raises:
-      UserError: image or mask cannot be read, or their sizes differ.
+    Raises UserError if image or mask cannot be read, or have different sizes.
     """
     origin, row = find_origin(self.source, index)
     image_name, mask_name = origin.describe(row), origin.describe_mask(row)  # type: ignore[attr-defined]

@@ -19,9 +19,8 @@ There are two published tables of operations. M is the magnitude, s a random sig
   cutout           half side int(40 M/10) px                     not in the table
   new pixels       nearest neighbor, filled with 128             the recipe's interpolation, filled with its mean
 
-The enhancements are color, contrast, brightness and sharpness. Autocontrast, equalize and invert have no strength. With
-M = 0, most operations of TIMM change nothing, but those of AUGREG do: posterize keeps one bit, solarize inverts every
-value, and color removes 90 % of the color.
+The enhancements are color, contrast, brightness and sharpness. With M = 0, most operations of TIMM change nothing, but
+AUGREG's posterize keeps one bit, solarize inverts every value, and color removes 90 % of the color.
 
 TIMM's geometric operations are those of Pillow's `rotate` and `Image.transform` (here `pillow_shift`). An output pixel
 whose center lies outside of the image gets the fill color. Inside, the interpolation is bilinear or cubic with a = -1,
@@ -211,10 +210,9 @@ def _take_lines(image: HostArray, shift_L: HostArray, *, axis: int) -> HostArray
 def _interpolate(neighbors: HostArray, t: HostArray, *, axis: int, is_cubic: bool) -> HostArray:
   """Returns the image `[H, W, 3] u8` interpolated between four neighbors along the axis; values are truncated.
 
-  `neighbors` is the result of `_take_lines`. The position is at the part t, `[H, 1]` or `[1, W 3]`, of the way from the
-  second to the third neighbor. The linear weights are 0, 1 - t, t, 0. The cubic weights, with a = -1, of the first,
-  third and fourth neighbor are -t (1 - t)^2, t (1 + t - t^2) and t^2 (t - 1). The weight of the second neighbor makes
-  the sum 1.
+  `neighbors` is the result of `_take_lines`, and t, `[H, 1]` or `[1, W 3]`, the part of the way from the second to the
+  third neighbor. The linear weights are 0, 1 - t, t, 0. The cubic weights, with a = -1, are -t (1 - t)^2, 1 minus the
+  sum of the others, t (1 + t - t^2) and t^2 (t - 1).
   """
   length = neighbors.shape[axis] - 3
   first, second, third, fourth = (

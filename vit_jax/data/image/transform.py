@@ -37,10 +37,9 @@ _FIRST, _SECOND, _LOCAL = 0, 1, 2  # kinds of views: indices into `schema.Views.
 class TrainTransform:
   """The host part of a training recipe: crop, resize, affine, flip, shift, and then colors, in this order.
 
-  The fields are the arguments of `train_transform`; `open_image` is the result of `jpeg.find_opener`.
-
-  With `num_tokens`, images keep their own aspect ratio and have at most `num_tokens` patches of `eval_native_patch` px.
-  The aspect ratio of a crop, which resizing preserves, is that of the image times a number in `crop_aspect`.
+  The fields are the arguments of `train_transform`; `jpeg.find_opener` returns `open_image`. With `num_tokens`, images
+  keep their own aspect ratio and have at most `num_tokens` patches of `eval_native_patch` px. The aspect ratio of a
+  crop, which resizing preserves, is that of the image times a number in `crop_aspect`.
   """
   recipe: schema.Recipe
   image_px: tuple[int, int]
@@ -58,7 +57,7 @@ class TrainTransform:
     window = decode.Window(0, 0, *stored.size)
     is_cropped = recipe.crop is not schema.Crop.RESIZE
     if is_cropped:
-      window = crops.draw(recipe, stored.size, rng, is_relative=self.num_tokens > 0)
+      window = crops.draw(recipe, stored.size, rng, is_scaled=self.num_tokens > 0)
     if self.num_tokens:
       image_px = geometry.native_size((window.height, window.width), patch, self.num_tokens)
     if is_cropped or self.num_tokens:
@@ -169,8 +168,7 @@ def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode:
     max_labels: T of `label_list [T]`; 0 = examples have no list.
     num_tokens: largest number of patches of an image at its own aspect ratio; 0 = images are resized to `image_px`.
 
-  Raises:
-    UserError: the decoder that `decode` requires is not installed.
+  Raises UserError if the decoder that `decode` requires is not installed.
   """
   if recipe.views.on:
     return ViewsTransform(recipe, (image_px[0], image_px[1]))
@@ -181,8 +179,7 @@ def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode:
 def decode_image(record: Record, recipe: schema.Recipe) -> HostArray:
   """Returns the stored image of a record, `[H, W, 3] u8` or with other channels than RGB `[H, W, C] f32`.
 
-  Raises:
-    BadImage: the image cannot be decoded, or is too large.
+  Raises BadImage if the image cannot be decoded, or is too large.
   """
   if recipe.channels == channels.RGB:
     return decode.decode(record.image, decode_options(recipe))
@@ -239,8 +236,7 @@ def augment_colors(image: HostArray, *, recipe: schema.Recipe, rng: np.random.Ge
 def host_labels(record: Record, max_labels: int) -> Example:
   """Returns `label [] i32` and, if T = `max_labels` is above 0, `label_list [T] i32`, padded with -1.
 
-  Raises:
-    UserError: the example has more classes than `max_labels`.
+  Raises UserError if the example has more classes than `max_labels`.
   """
   if not max_labels:
     return {'label': np.int32(record.label)}
