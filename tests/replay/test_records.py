@@ -54,6 +54,12 @@ def test_a_missing_field_is_named() -> None:
       records.from_plain('one', Field({key: value for key, value in whole.items() if key != name}, 'a.json'))
 
 
+def test_a_record_without_a_value_is_refused() -> None:
+  with pytest.raises(UserError, match='^a.json, values: expected at least one value, got '):
+    records.from_plain('one', Field({'claim': 'x', 'kind': 'train', 'command': ['vit-jax train'], 'values': {}},
+                                    'a.json'))
+
+
 def test_the_text_before_a_replay_names_the_device_of_the_record() -> None:
   def of(device: str) -> str:
     made = {'date': '2026-11-28', 'machine': {'device_kind': device, 'cpu_model': 'Xeon'}}

@@ -58,7 +58,7 @@ def find_paths(names: Sequence[str], given: Mapping[str, str], about: Mapping[st
     if not pathlib.Path(path).exists():
       raise UserError(f'--data: expected the path of {name}, got {path}, which does not exist. Correct the path.')
   folder = os.environ.get(FOLDER_VARIABLE)
-  paths = {name: given.get(name) or _find_in_folder(folder, name) for name in names}
+  paths = {name: given.get(name) or (_find_in_folder(folder, name) if folder else '') for name in names}
   if missing := [name for name, path in paths.items() if not path]:
     explained = '; '.join(f'{name}: {about[name]}' for name in missing if name in about)
     raise MissingPath(f'--data: expected the path of {" and ".join(missing)}, got none. Add --data='
@@ -67,10 +67,8 @@ def find_paths(names: Sequence[str], given: Mapping[str, str], about: Mapping[st
   return paths
 
 
-def _find_in_folder(folder: str | None, name: str) -> str:
+def _find_in_folder(folder: str, name: str) -> str:
   """Returns the path of NAME, or of the only file NAME.*, in a folder; '' if there are none or several."""
-  if not folder:
-    return ''
   path = pathlib.Path(folder, name)
   if path.exists():
     return str(path)
@@ -85,8 +83,8 @@ def with_paths(text: str, paths: Mapping[str, str]) -> str:
 
 def with_placeholders(text: str, paths: Mapping[str, str]) -> str:
   """Returns a text with placeholders in place of complete paths, relative or absolute: the inverse of `with_paths`."""
-  name_by_path = [(path, name) for name, given in paths.items() for path in (given, os.path.abspath(given))]
-  for path, name in sorted(name_by_path, key=lambda item: -len(item[0])):  # a long path may contain a short one
+  pairs = [(form, name) for name, path in paths.items() for form in (path, os.path.abspath(path))]
+  for path, name in sorted(pairs, key=lambda pair: -len(pair[0])):  # long paths first, as they may contain short paths
     text = re.sub(rf'(?<![\w./-]){re.escape(path.rstrip("/"))}(?![\w.-])', f'{{{name}}}', text)
   return text
 
@@ -145,12 +143,9 @@ def open_split(config: schema.Config, source: str, split: str) -> Source:
 
 def find_changes(settings: Mapping[str, Any], recorded: Mapping[str, content.Content],
                  paths: Mapping[str, str]) -> list[str]:
-  """Returns a line of text for each difference between the images of today and the recorded images.
+  """Returns a line of text for each difference between the present images and `recorded`, by 'SOURCE SPLIT'.
 
-  Args:
-    settings: the settings of the record, by dotted name; only `data` and `image_px` are used, to read the images.
-    recorded: the content in the record, by 'SOURCE SPLIT'.
-    paths: the paths of data, by name.
+  Of the record's `settings`, by dotted name, `data` and `image_px` determine how images are read.
   """
   nested: dict[str, Any] = {}  # 'data.source' is at nested['data']['source']
   for setting, value in settings.items():

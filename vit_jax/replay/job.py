@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.config import json_files, schema
@@ -46,9 +46,8 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
     segment: the step of the checkpoint at which the segment begins; None = replay the complete commands.
     mark: write the date of a replay that is equal or close into the record.
     allow_code: run configs and modules of the record even if they are not of this package.
-    read_line: reads a command line.
   """
-  if len(files) > 1 or not files and segment is None:
+  if len(files) > 1 or (not files and segment is None):
     raise UserError(f'replay: expected one record, got {" and ".join(files) or "none"}. List all with vit-jax list '
                     '--records.')
   record = records.read(files[0]) if files else None
@@ -96,10 +95,7 @@ def with_workdirs(record: Record) -> list[list[str]]:
 
 
 def _compare_inputs(record: Record, paths: Mapping[str, str], read_line: ReadLine) -> tuple[Status, list[str]]:
-  """Compares data and weights with the record, and, if they are equal, the settings of the last command.
-
-  Returns lines about the differences, and their status: DATA or CONFIG. Without differences, there are no lines.
-  """
+  """Returns DATA and lines about data and weights that differ, or else CONFIG and lines about settings, if any."""
   def describe(digest: Mapping[str, object]) -> str:
     return ' '.join(f'{name} {str(value)[:12]}' for name, value in digest.items())
 
@@ -118,20 +114,20 @@ def _compare_inputs(record: Record, paths: Mapping[str, str], read_line: ReadLin
 
 def _advice(record: Record, paths: Mapping[str, str], status: Status) -> str:
   """Returns a sentence about what to do if data (`DATA`) or settings (`CONFIG`) differ from those of the record."""
-  changed = 'settings' if status is Status.CONFIG else 'data'
   if status is Status.CONFIG:
-    advice = f'Check out the commit of the record, {str(record.made.get("commit", "not known"))[:12]}'
+    commit = str(record.made.get('commit', 'not known'))[:12]
+    changed, advice = 'settings', f'Check out the commit of the record, {commit}'
   elif paths:
-    advice = f'Set --data={",".join(f"{name}=PATH" for name in paths)} to those of the record'
+    changed, advice = 'data', f'Set --data={",".join(f"{name}=PATH" for name in paths)} to those of the record'
   else:
-    advice = 'Put the data of the record in their place'
+    changed, advice = 'data', 'Put the data of the record in their place'
   return f'{advice}, or run the command with these {changed} and write a record of it with vit-jax record.'
 
 
 def _commands(record: Record, paths: Mapping[str, str], work: pathlib.Path) -> list[list[str]]:
   """Returns the arguments with which each command of a record is run, with paths in place of placeholders."""
-  paths = {**paths, inputs.WORK: str(work)}
-  return [[inputs.with_paths(word, paths) for word in words] for words in with_workdirs(record)]
+  all_paths = {**paths, inputs.WORK: str(work)}
+  return [[inputs.with_paths(word, all_paths) for word in words] for words in with_workdirs(record)]
 
 
 def _run_and_compare(record: Record, paths: Mapping[str, str], to: pathlib.Path | None, *,
@@ -140,30 +136,31 @@ def _run_and_compare(record: Record, paths: Mapping[str, str], to: pathlib.Path 
 
   After a replay that is equal or close, the record is written again to `marked_file`, unless that is None.
   """
-  with _new_directory(to, 'replay') as work:
-    began_s, processor_began_s = time.monotonic(), machine.processor_s()
-    commands = _commands(record, paths, work.path)
-    for words in commands:
-      print(f'$ vit-jax {" ".join(words)}', flush=True)
-      status = subprocess.run([sys.executable, '-m', 'vit_jax.main', *words], check=False,
-                              env=implementation.environment(os.environ)).returncode
-      if status:
-        print(f'The command ended with status {status}. Its files are in {work.path}', flush=True)
-        return status if status > 0 else 128 - status  # a negative status is a signal; shells return 128 + signal
-    workdir = pathlib.Path(next(word.partition('=')[2] for word in commands[-1] if word.startswith('--workdir=')))
-    is_study = workdir.parent == work.path / 'runs'  # the commands are the runs of a study
-    outcome = outcomes.read(work.path if is_study else workdir)
-    config = json_files.read(outcome.config_folder / 'config.json')
-    now = settings.of_config(config, {**paths, inputs.WORK: str(work.path)})
-    notes, differences = _compare_settings(record, now)
-    verdict = outcomes.compare(record, outcome)
-    print('\n'.join([*notes, *verdict.lines, *differences]), flush=True)
-    status = verdict.status or (Status.CONFIG if differences else Status.EQUAL)
-    processor_s = machine.processor_s() - processor_began_s
-    print(f'Replayed in {time.monotonic() - began_s:,.0f} s, {processor_s:,.0f} processor seconds.', flush=True)
-    work.is_kept = to is not None or bool(status)
-    if work.is_kept:
-      print(f'The run is in {work.path}')
+  work = _new_directory(to, 'vit_jax_replay_')
+  began_s, processor_began_s = time.monotonic(), machine.processor_s()
+  commands = _commands(record, paths, work)
+  for words in commands:
+    print(f'$ vit-jax {" ".join(words)}', flush=True)
+    status = subprocess.run([sys.executable, '-m', 'vit_jax.main', *words], check=False,
+                            env=implementation.environment(os.environ)).returncode
+    if status:
+      print(f'The command ended with status {status}. Its files are in {work}', flush=True)
+      return status if status > 0 else 128 - status  # a negative status is a signal; shells return 128 + signal
+  workdir = pathlib.Path(next(word.partition('=')[2] for word in commands[-1] if word.startswith('--workdir=')))
+  is_study = workdir.parent == work / 'runs'  # the commands are the runs of a study
+  outcome = outcomes.read(work if is_study else workdir)
+  config = json_files.read(outcome.config_folder / 'config.json')
+  now = settings.of_config(config, {**paths, inputs.WORK: str(work)})
+  notes, differences = _compare_settings(record, now)
+  verdict = outcomes.compare(record, outcome)
+  print('\n'.join([*notes, *verdict.lines, *differences]), flush=True)
+  status = verdict.status or (Status.CONFIG if differences else Status.EQUAL)
+  processor_s = machine.processor_s() - processor_began_s
+  print(f'Replayed in {time.monotonic() - began_s:,.0f} s, {processor_s:,.0f} processor seconds.', flush=True)
+  if to is not None or status:
+    print(f'The run is in {work}')
+  else:
+    shutil.rmtree(work, ignore_errors=True)
   if marked_file and not status:
     _mark(marked_file, record, processor_s, outcome.commit, now if verdict.is_equal else None)
   return status
@@ -178,7 +175,9 @@ def _compare_settings(record: Record, now: settings.Settings) -> tuple[list[str]
     notes.append('Chosen by the run, and not in the record, whose version did not have these settings: '
                  + ', '.join(f'{name}={json.dumps(value)}' for name, value in newer.items()))
   differences = [f'  {line}' for line in now.differences(record.settings)]
-  return notes, ['The settings of the run differ from those of the record:', *differences] if differences else []
+  if differences:
+    differences.insert(0, 'The settings of the run differ from those of the record:')
+  return notes, differences
 
 
 def _mark(path: pathlib.Path, record: Record, processor_s: float, commit: str, now: settings.Settings | None) -> None:
@@ -195,62 +194,48 @@ def _mark(path: pathlib.Path, record: Record, processor_s: float, commit: str, n
   print(f'Written: {path}')
 
 
-@dataclasses.dataclass
-class _Directory:
-  """A directory of `_new_directory`, which is removed at the end if `is_kept` was set to False."""
-  path: pathlib.Path
-  is_kept: bool = True
-
-
-@contextlib.contextmanager
-def _new_directory(to: pathlib.Path | None, name: str) -> Iterator[_Directory]:
-  """Yields an empty directory: `to`, or a temporary directory; raises UserError if `to` is not empty."""
-  if to is not None and to.exists() and any(to.iterdir()):
+def _new_directory(to: pathlib.Path | None, prefix: str) -> pathlib.Path:
+  """Returns an empty directory: `to`, or a temporary directory if None. Raises UserError if `to` is not empty."""
+  if to is None:
+    return pathlib.Path(tempfile.mkdtemp(prefix=prefix))
+  if to.exists() and any(to.iterdir()):
     raise UserError(f'--to: expected a new or an empty directory, got {to}. Use another one.')
-  work = _Directory(to or pathlib.Path(tempfile.mkdtemp(prefix=f'vit_jax_{name}_')))
-  work.path.mkdir(parents=True, exist_ok=True)
-  yield work
-  if not work.is_kept:
-    shutil.rmtree(work.path, ignore_errors=True)
+  to.mkdir(parents=True, exist_ok=True)
+  return to
 
 
 def _replay_segment(workdir: pathlib.Path, step: int, record: Record | None, to: pathlib.Path | None) -> int:
   """Trains from one checkpoint of a run to the next, compares the digests, prints the result; returns the exit status.
 
-  Args:
-    workdir: the directory of the run, which does not change.
-    step: the step of the checkpoint.
-    record: a record with the digests to compare with; None = the digests in the `metrics.jsonl` of the run.
-    to: a directory for the segment; None = a temporary directory, which is removed if the parameters are equal.
+  `workdir` does not change. The digests are those of `record`; None = those in the `metrics.jsonl` of the run. `to` is
+  a directory for the segment; None = a temporary directory, which is removed if the parameters are equal.
   """
   config = json_files.read(workdir / 'config.json')
   end, expected = _find_segment_end(workdir, step, record)
-  with _new_directory(to, 'segment') as work:
-    shutil.copytree(workdir / 'checkpoints' / str(step), work.path / 'checkpoints' / str(step))
-    for name in ('config.json', reader.FILE):
-      with contextlib.suppress(FileNotFoundError):  # a checkpoint may come without the record of its run
-        storage.write_bytes(work.path / name, growing.read(workdir / name))
-    print(f'Training {workdir} from step {step:,} to step {end:,} again.', flush=True)
-    status = train.run(config, work.path, until=f'{end} steps', is_segment=True)
-    if status not in (0, failures.TRY_AGAIN):
-      return status
-    digest = _read_digests(work.path).get(end, '')
-    if digest == expected:
-      print(f'EQUAL: the parameters of step {end:,}, trained from step {step:,}, are those of the run, bit for bit.')
-      work.is_kept = to is not None
-      return Status.EQUAL
-    changed = machine.differences(_last_machine(workdir), _last_machine(work.path))
-    print('\n'.join([f'DIFFERS: the parameters of step {end:,}: {expected[:12]} -> {digest[:12] or "not saved"}.',
-                     *(f'  {name}: {before} -> {now}' for name, (before, now) in changed.items()),
-                     f'The segment is in {work.path}']), flush=True)
-    return Status.MACHINE if changed else Status.RESULT
+  work = _new_directory(to, 'vit_jax_segment_')
+  shutil.copytree(workdir / 'checkpoints' / str(step), work / 'checkpoints' / str(step))
+  for name in ('config.json', reader.FILE):
+    with contextlib.suppress(FileNotFoundError):  # a checkpoint may come without the record of its run
+      storage.write_bytes(work / name, growing.read(workdir / name))
+  print(f'Training {workdir} from step {step:,} to step {end:,} again.', flush=True)
+  status = train.run(config, work, until=f'{end} steps', is_segment=True)
+  if status not in (0, failures.TRY_AGAIN):
+    return status
+  digest = _read_digests(work).get(end, '')
+  if digest == expected:
+    print(f'EQUAL: the parameters of step {end:,}, trained from step {step:,}, are those of the run, bit for bit.')
+    if to is None:
+      shutil.rmtree(work, ignore_errors=True)
+    return Status.EQUAL
+  changed = machine.differences(_last_machine(workdir), _last_machine(work))
+  print('\n'.join([f'DIFFERS: the parameters of step {end:,}: {expected[:12]} -> {digest[:12] or "not saved"}.',
+                   *(f'  {name}: {before} -> {now}' for name, (before, now) in changed.items()),
+                   f'The segment is in {work}']), flush=True)
+  return Status.MACHINE if changed else Status.RESULT
 
 
 def _find_segment_end(workdir: pathlib.Path, step: int, record: Record | None) -> tuple[int, str]:
-  """Returns the step of the next checkpoint after `step`, and the digest of its parameters.
-
-  Raises UserError if `step` is not the step of a saved checkpoint with a later one, or digests cannot be found.
-  """
+  """Returns the step of the next checkpoint, and the digest of its parameters; raises UserError if there is none."""
   if record and not all(name.isdecimal() for name in record.checkpoints):
     raise UserError(f'{record.id}: expected the record of one run, got one of {len(record.checkpoints)} runs. Leave '
                     'the record out: the digests of the run then count.')

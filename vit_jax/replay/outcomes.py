@@ -35,8 +35,8 @@ class Outcome(NamedTuple):
   machine: see `machine.describe`.    config_folder: the directory with `config.json`.
   checkpoints: `params_digest` by step; for a study by the name of the run.
   history: metrics during training, `METRIC at STEP` and `best METRIC`; for a study `RUN METRIC at STEP` and so on.
-  cost: the known ones of `processor_s` and `training_processor_s` (of steps and their data) and, for a run with the
-    same number of devices at all starts, `exaflops` of training, `seconds` of all starts, and `devices`.
+  cost: `processor_s` and `training_processor_s` (of steps and their data), and, for a run with the same number of
+    devices at all starts, `exaflops` of training, `seconds` of all starts and `devices`; without unknown costs.
   data: the fingerprint of each split that was read, by 'SOURCE SPLIT'.
   """
   kind: str
@@ -55,8 +55,7 @@ class Outcome(NamedTuple):
 def read(path: pathlib.Path) -> Outcome:
   """Returns the outcome in a run directory, in an `evaluate.json` or its directory, or in the directory of a study.
 
-  Raises:
-    UserError: there is no outcome, for example because a run has not ended.
+  Raises UserError if there is no outcome, for example because a run has not ended.
   """
   if (path / 'final.json').is_file():
     return _read_run(path)
@@ -91,7 +90,7 @@ def _read_run(path: pathlib.Path) -> Outcome:
 
 
 def _metrics(results: Field) -> dict[str, float]:
-  """Returns the metrics by name, without the parts `…_seed…` of a mean; values that were not finite are NaN."""
+  """Returns the metrics by name, without metrics of single seeds; values that were not finite are NaN."""
   metrics = results.field('metrics')
   return {name: metrics.field(name, default=math.nan).number() for name in metrics.object() if '_seed' not in name}
 
@@ -135,7 +134,7 @@ def _summarize_study(run_by_name: Mapping[str, Outcome]) -> Outcome:
   values = {f'{name} {metric}': value for name, run in run_by_name.items() for metric, value in run.values.items()}
   values |= {f'median {metric}': statistics.median(numbers) for metric, numbers in _shared_metrics(runs).items()}
   for name, group in groups.items():
-    if len(groups) > 1 and len(group) > 1:
+    if len(groups) > 1 and len(group) > 1:  # else the values are those of all runs, or of a single run
       for metric, numbers in _shared_metrics(group).items():
         values |= {f'median {name} {metric}': statistics.median(numbers), f'lowest {name} {metric}': min(numbers),
                    f'highest {name} {metric}': max(numbers)}

@@ -36,15 +36,13 @@ def header(record: Record) -> str:
   facts = [made.get('date', ''), f'commit {made["commit"][:12]}' if made.get('commit') else '',
            '' if device == 'cpu' else device, machine.get('cpu_model', ''),
            f'{made["processor_s"]:,.0f} processor seconds' if made.get('processor_s') else '']
-  known_facts = ', '.join(filter(None, facts)) or 'without a machine'
-  return f'{printable(record.sentence)}\nRecorded: {printable(known_facts)}'
+  return f'{printable(record.sentence)}\nRecorded: {printable(", ".join(filter(None, facts)) or "without a machine")}'
 
 
 def check(record: Record, *, is_shipped: bool, allow_code: bool) -> None:
   """Checks what the commands of a record would run and write.
 
   Args:
-    record: a record from any source.
     is_shipped: whether the record is one of this package.
     allow_code: whether configs and modules that are not of this package may run.
 
@@ -57,8 +55,8 @@ def check(record: Record, *, is_shipped: bool, allow_code: bool) -> None:
     words = console.take(words)[0]  # -q and -v may stand before the job
     job = job_of(words)
     if job not in allowed_jobs or line.split()[0] != 'vit-jax':
-      problems.append(f'expected jobs that compute a result ({", ".join(allowed_jobs)}), got '
-                      f'{documents.describe(job)}')
+      shown = documents.describe(job)
+      problems.append(f'expected jobs that compute a result ({", ".join(allowed_jobs)}), got {shown}')
     for name, value in _flags(words):
       if name in OUTPUT_FLAGS and not _BELOW_WORK.fullmatch(value):
         problems.append(

@@ -39,7 +39,6 @@ def run(*, files: Sequence[str], claim: str, to: pathlib.Path, data: Mapping[str
     tolerance, elsewhere, reason: see `records.Tolerance`.
     allow_code: read the config of the command even if the config is not one of this package.
     overwrite: replace the file.
-    read_line: reads a command line.
 
   Raises:
     UserError: there is no outcome, its command cannot be run again, or the claim names a value that is not measured.
@@ -68,7 +67,8 @@ def _make(path: pathlib.Path, record_id: str, claim: str, patterns: Sequence[str
     commands = [shlex.split(line)[1:] for line in command.split('&&')]
   else:
     commands = [_without_workdir(words) for words in outcome.commands]
-    if not allow_code and (problems := planned.find_foreign_code(commands[-1])):
+    problems = [] if allow_code else planned.find_foreign_code(commands[-1])
+    if problems:
       raise UserError('\n'.join(f'{path}: {printable(problem)}.' for problem in problems))
   job, configs = read_line(commands[-1])
   if job == 'evaluate' and not any(word.startswith('--weights') for word in commands[-1]):
@@ -80,15 +80,14 @@ def _make(path: pathlib.Path, record_id: str, claim: str, patterns: Sequence[str
   commands = [[inputs.with_placeholders(word, paths) for word in words] for words in commands]
   config = json_files.read(outcome.config_folder / 'config.json')
   run_settings = settings.of_config(config, paths)
-  stated = run_settings.stated
-  stated_by_command = settings.of_config(configs[0], paths).stated if len(configs) == 1 else stated
   console.begin_stage('reading the data')
   inputs.check_unchanged(config, outcome.data)
   contents = inputs.read_contents(config, is_run=outcome.kind == 'train', paths=paths)
   digests = inputs.digest_files(commands, paths)
   console.end_stage()
-  found = sorted(name for name in stated_by_command.keys() | stated.keys()
-                 if stated_by_command.get(name) != stated.get(name))
+  found: list[str] = []
+  if len(configs) == 1:
+    found = _find_chosen_settings(settings.of_config(configs[0], paths).stated, run_settings.stated)
   made: dict[str, Any] = {'date': datetime.datetime.now(datetime.UTC).date().isoformat(), 'commit': outcome.commit,
                           'machine': outcome.machine}
   if not command or job == 'study':
@@ -96,15 +95,19 @@ def _make(path: pathlib.Path, record_id: str, claim: str, patterns: Sequence[str
   return Record(
       record_id, claim, outcome.kind, tuple(shlex.join(['vit-jax', *words]) for words in commands),
       values=values, tolerance=tolerance, params_digest=outcome.params_digest, checkpoints=outcome.checkpoints,
-      settings=stated, config_digest=run_settings.digest, setting_digests=run_settings.digests, data=contents,
-      files=digests, about=_find_sentences({**contents, **digests}), found=tuple(found), made=made)
+      settings=run_settings.stated, config_digest=run_settings.digest, setting_digests=run_settings.digests,
+      data=contents, files=digests, about=_find_sentences({**contents, **digests}), found=tuple(found), made=made)
+
+
+def _find_chosen_settings(of_command: Mapping[str, Any], of_run: Mapping[str, Any]) -> list[str]:
+  """Returns the names of the settings that a run chose, so that they differ from those of the command, sorted."""
+  return sorted(name for name in of_command.keys() | of_run.keys() if of_command.get(name) != of_run.get(name))
 
 
 def _choose_values(outcome: Outcome, claim: str, patterns: Sequence[str]) -> dict[str, float]:
   """Returns the values of an outcome whose names match one of the patterns, and those that the claim names.
 
-  Raises:
-    UserError: the claim names no value, or an unknown one, or has an unusual format; or a pattern matches no name.
+  Raises UserError if the claim has no value, an unknown value or an unusual format, or a pattern matches no name.
   """
   claimed = records.claimed(claim)
   measured = outcome.history | outcome.values
@@ -133,8 +136,7 @@ def _listed(names: Collection[str]) -> str:
 def _without_workdir(words: Sequence[str]) -> list[str]:
   """Returns the arguments of a command without `--workdir` and its value, and without `-q` and `-v`.
 
-  Raises:
-    UserError: no argument is left, because the result was not made by the command line.
+  Raises UserError if no argument is left, because the result was not made by the command line.
   """
   words, _ = console.take(words)
   flags = ('--workdir', '-workdir')

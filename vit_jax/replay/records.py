@@ -31,11 +31,10 @@ _FORMAT = re.compile(r'[-+ ]?[0-9]?[,_]?(\.[0-9])?[eEfFgG%]?')
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
-  """The largest allowed absolute differences of values.
+  """The largest allowed absolute differences of values, and the reason why values may differ.
 
   same: on a machine that computes the same bits; with 0, digests must also be equal.
   elsewhere: on other machines.
-  reason: why values may differ.
   values: smaller limits for some values, by name: at most a third of the distance to chance or to a compared value.
   """
   same: float = 0.
@@ -60,8 +59,7 @@ class Record:
   settings: the settings of the last command that differ from the defaults, by dotted name.
   found: names of the settings whose values the run chose, so that the command line does not have them.
   config_digest, setting_digests: see `Settings.digest` and `Settings.digests`.
-  data: `Content` by 'SOURCE SPLIT'.
-  files: digests of weights and other files; see `inputs.digest_files`.
+  data: `Content` by 'SOURCE SPLIT'.    files: digests of weights and other files; see `inputs.digest_files`.
   about: a sentence about the data or weights of each placeholder, by name.
   made: date, commit, machine, and costs such as processor seconds.
   replayed: 'DATE COMMIT' of the last equal replay, 'DATE COMMIT close' of a close one, or 'never, since DATE'.
@@ -157,10 +155,7 @@ def to_plain(record: Record) -> dict[str, Any]:
 
 
 def from_plain(record_id: str, content: Field) -> Record:
-  """Returns a record from the content of a file.
-
-  Raises UserError if a field is unknown, missing, or has a wrong type or value.
-  """
+  """Returns a record from the content of a file; raises UserError if a field is unknown, missing or invalid."""
   known = [field.name for field in dataclasses.fields(Record) if field.name != 'id']
   if unknown := sorted(content.object().keys() - set(known)):
     raise content.field(unknown[0]).error(f'only the fields {", ".join(known)}')
@@ -175,7 +170,8 @@ def from_plain(record_id: str, content: Field) -> Record:
                 tolerance.field('reason', default='').text(), _numbers(tolerance.part('values'))),
       checkpoints=_texts(content.part('checkpoints')), settings=content.part('settings').object(),
       found=content.field('found', default=()).texts(), about=_texts(content.part('about')),
-      data={source_and_split: _content(field) for source_and_split, field in content.part('data').fields()},
+      data={key: Content(field.field('examples').whole(), *(field.field(name).text() for name in Content._fields[1:]))
+            for key, field in content.part('data').fields()},
       files={name: file.object() for name, file in content.part('files').fields()},
       made=_checked_made(content.part('made')),
       **{name: content.field(name, default='').text()
@@ -184,6 +180,8 @@ def from_plain(record_id: str, content: Field) -> Record:
     raise content.field('kind').error(f'one of {", ".join(KINDS)}')
   if formats := unusual_formats(record.claim):
     raise content.field('claim').error(f'values with a format such as .1% or ,.0f, not {formats[0][:40]!r},')
+  if not record.values:
+    raise content.field('values').error('at least one value')
   if not record.values.keys() >= {*claimed(record.claim)}:
     raise content.field('claim').error(f'names of values ({documents.listed(list(record.values), 5)})')
   try:
@@ -201,10 +199,6 @@ def _numbers(field: Field) -> dict[str, float]:
 
 def _texts(field: Field) -> dict[str, str]:
   return {name: value.text() for name, value in field.fields()}
-
-
-def _content(field: Field) -> Content:
-  return Content(field.field('examples').whole(), *(field.field(name).text() for name in Content._fields[1:]))
 
 
 def _checked_made(made: Field) -> dict[str, Any]:
