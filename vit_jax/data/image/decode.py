@@ -37,7 +37,7 @@ _SEPARATE_PLANES = 2  # value of the tag `_PLANAR_CONFIGURATION`: each channel i
 USUAL_TILE = 2**24  # a tile of a TIFF may have this many pixels even if `max_pixels` is smaller
 _MODES_16_BIT = ('I;16', 'I;16L', 'I;16B', 'I;16N')  # Pillow's modes of gray images
 _PNG_DEPTH_OFFSET = 24  # offset of the byte of a PNG that holds the number of bits of a value
-_DARK_BELOW = 2**14  # an image of 16 bits whose values are all below this one looks almost black in 8 bits
+_DARK_BELOW = 2**14  # an image of 16 bits with only smaller values looks almost black in 8 bits
 _has_warned = threading.Event()  # set after the first warning of `_warn_if_dark` in this process
 log = logging.getLogger('vit_jax.data')
 _ANY_SIZE = DecodeOptions(max_pixels=2**30)  # the limit of OpenCV

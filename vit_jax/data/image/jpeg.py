@@ -53,7 +53,7 @@ class Opened(Protocol):
     ...
 
   def cut(self, window: Window) -> HostArray:
-    """Returns the part `[h, w, 3] u8` inside a window. Raises BadImage if it cannot be decoded."""
+    """Returns the part `[h, w, 3] u8` inside a window; raises BadImage if the part cannot be decoded."""
     ...
 
 
@@ -68,7 +68,7 @@ class PartialJpeg:
   """
 
   def __init__(self, encoded: bytes, options: DecodeOptions) -> None:
-    """Raises BadImage if the image is too large or truncated, and RuntimeError if nvImageCodec cannot read it."""
+    """Raises BadImage if the image is too large or truncated, and RuntimeError if nvImageCodec refuses the file."""
     header = headers.read_jpeg(encoded)
     headers.check_size(header.height, header.width, options)
     headers.check_jpeg_end(encoded)
@@ -86,7 +86,7 @@ class PartialJpeg:
   def cut(self, window: Window) -> HostArray:
     """Decodes the part `[h, w, 3] u8` inside a window. Raises BadImage as `decode.decode` does."""
     top, left, height, width = window
-    # If the image is upright, convert the window to one of the stored image.
+    # With `upright`, the window is converted to the same part of the stored image.
     if self._orientation >= decode.FIRST_TRANSPOSED:
       top, left, height, width = left, top, width, height
     if self._orientation in decode.FLIPPED_ROWS:
@@ -103,7 +103,7 @@ class PartialJpeg:
 
 
 def find_opener(choice: schema.Decode, *, is_cropped: bool) -> Opener:
-  """Returns the function that opens images for the setting `data.decode`; without crops, it decodes completely.
+  """Returns the function that opens images for the setting `data.decode`; without crops, this is `decode.open_image`.
 
   Raises UserError if `choice` is CROP, and nvImageCodec is not installed.
   """

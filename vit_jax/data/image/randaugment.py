@@ -169,7 +169,7 @@ def _move_as_pillow(image: HostArray, name: str, strength: float, style: Style) 
 
 
 def pillow_shift(image: HostArray, axis: int, *, shear: float, offset: float, style: Style) -> HostArray:
-  """Shears and translates an image along one axis, by shifting each line: each row (axis 1) or each column (axis 0).
+  """Moves each line of an image along itself: each row (axis 1) or each column (axis 0).
 
   An output pixel with its center at c, in a line with its center at d, is the input at `c + shear d + offset`, px.
   """
