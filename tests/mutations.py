@@ -247,7 +247,7 @@ MUTATIONS = (
              'objectives/test_dinov3.py'),
     Mutation('objectives/dinov3.py', 'PositionResize.BICUBIC)', 'PositionResize.BILINEAR)',
              'objectives/test_dinov3.py'),
-    Mutation('data/image/transform.py', 'copy.deepcopy(rng), kind', 'rng, kind', 'objectives/test_dinov3.py'),
+    Mutation('data/image/transform.py', 'copy.deepcopy(rng), view', 'rng, view', 'objectives/test_dinov3.py'),
     Mutation('models/vit/rotary.py', 'jnp.exp(draws[2:4] + draws[4:])', 'jnp.exp(draws[2:4])',
              'models/test_positions.py'),
     Mutation('objectives/lejepa.py', '2. * gap * phi.at[..., jnp.array([0, t_points - 1])].divide(2.)',

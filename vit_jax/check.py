@@ -49,7 +49,7 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
     line, topology, slices = places.read_manifest(manifest)
     elsewhere = True
     from vit_jax.replay import planned
-    if not allow_code and (foreign_code := planned.code(_words(line))):  # which is not of this package
+    if not allow_code and (foreign_code := planned.find_foreign_code(_words(line))):  # which is not of this package
       raise UserError('\n'.join(f'{manifest}: {text}.' for text in foreign_code))
   job: str = 'train'
   subject: schema.Config | schema.Study | None = config

@@ -120,7 +120,7 @@ def test_without_the_package_a_run_says_what_to_install(monkeypatch: pytest.Monk
 @needs_codec
 def test_auto_decodes_parts_where_they_have_the_pixels_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-  jpeg._compare.cache_clear()
+  jpeg._check_pixels.cache_clear()
   assert isinstance(jpeg.open_fastest(FILES['usual']), jpeg.PartialJpeg)
   assert isinstance(jpeg.open_fastest(FILES['PNG']), decode.DecodedImage) and not caplog.records
   for crop, opener in ((schema.Crop.INCEPTION, jpeg.open_fastest), (schema.Crop.RESIZE, decode.open_image)):
@@ -128,20 +128,20 @@ def test_auto_decodes_parts_where_they_have_the_pixels_of_the_whole(
     assert isinstance(made, transforms.TrainTransform) and made.open_image is opener
   exact, last = jpeg.PartialJpeg.cut, decode.Window(47, 1, 28, 17)
   monkeypatch.setattr(jpeg.PartialJpeg, 'cut', lambda self, window: exact(self, window) ^ (window == last))
-  jpeg._compare.cache_clear()
+  jpeg._check_pixels.cache_clear()
   for _ in range(2):
     assert isinstance(jpeg.open_fastest(FILES['usual']), decode.DecodedImage)
   warning, = caplog.messages
   assert 'nvImageCodec does not give the pixels of OpenCV here (4:2:0, 4:2:2, 4:4:4, progressive, gray)' in warning
-  jpeg._compare.cache_clear()
+  jpeg._check_pixels.cache_clear()
 
 
 def test_auto_decodes_the_whole_where_there_is_no_package(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
   monkeypatch.setattr(jpeg, '_PACKAGE', 'nowhere.codec')
-  jpeg._compare.cache_clear()
+  jpeg._check_pixels.cache_clear()
   assert isinstance(jpeg.open_fastest(FILES['usual']), decode.DecodedImage) and not caplog.records
-  jpeg._compare.cache_clear()
+  jpeg._check_pixels.cache_clear()
 
 
 @needs_codec
@@ -150,10 +150,10 @@ def test_a_package_that_cannot_be_loaded_is_not_used(
   def fail() -> None:
     raise ImportError('libjpeg.so: cannot open shared object file')
   monkeypatch.setattr(jpeg, '_load_codec', fail)
-  jpeg._compare.cache_clear()
+  jpeg._check_pixels.cache_clear()
   assert isinstance(jpeg.open_fastest(FILES['usual']), decode.DecodedImage)
   assert '(ImportError: libjpeg.so: cannot open shared object file)' in caplog.text
-  jpeg._compare.cache_clear()
+  jpeg._check_pixels.cache_clear()
 
 
 @pytest.mark.parametrize('recipe, why', [

@@ -165,7 +165,7 @@ def test_each_length_is_drawn_as_often_as_it_is_listed() -> None:
 
 def test_crops_keep_the_aspect_of_the_image_and_are_not_squashed() -> None:
   size, recipe = (300, 100), schema.Recipe(crop_area=(.2, .2), crop_aspect=(1., 1.))
-  windows = [crops.draw(recipe, size, np.random.default_rng(seed), relative=True) for seed in range(20)]
+  windows = [crops.draw(recipe, size, np.random.default_rng(seed), is_scaled=True) for seed in range(20)]
   assert {(one.height, one.width) for one in windows} == {(134, 45)} and len({one.top for one in windows}) > 5
   assert crops.draw(recipe, size, np.random.default_rng(0)).height == 77
   image = np.zeros((*size, 3), np.uint8)

@@ -163,4 +163,4 @@ def test_all_records_of_the_repository_may_be_replayed() -> None:
 
 def test_words_before_a_colon_in_a_text_are_no_modules() -> None:
   words = ['train', '--config.name=ViT B/16, fold: 2', '--config.evals.a.prompts=a photo of x, type: {}']
-  assert planned.code(words) == []
+  assert planned.find_foreign_code(words) == []

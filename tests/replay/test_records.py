@@ -28,7 +28,7 @@ def test_a_record_is_complete_or_says_that_it_is_not(name: str) -> None:
     assert record.data and record.config_digest and (record.params_digest or record.checkpoints)
     assert all(len(digest) == 64 for digest in (*record.checkpoints.values(), record.config_digest))
     assert not record.tolerance.elsewhere or record.tolerance.reason
-  assert set(record.about) == set(inputs.names(record.words())) or record.kind == 'measurement'
+  assert set(record.about) == set(inputs.find_names(record.words())) or record.kind == 'measurement'
 
 
 @pytest.mark.parametrize('name', [name for name, one in RECORDS.items() if one.kind != 'measurement'])
@@ -38,7 +38,7 @@ def test_the_commands_of_a_record_are_valid_and_give_its_settings(name: str) -> 
   assert [problem for _, found in read for config in found for problem in check.problems(config)] == []
   configs = read[-1][1]
   if len(configs) == 1 and record.settings:
-    assert settings.of(configs[0], {}).differences(record.settings, ignored=record.found) == []
+    assert settings.of_config(configs[0], {}).differences(record.settings, ignored=record.found) == []
 
 
 def test_a_conversion_keeps_the_digest_of_the_parameters() -> None:
@@ -52,6 +52,12 @@ def test_a_missing_field_is_named() -> None:
   for name in whole:
     with pytest.raises(UserError, match=f'^a.json: expected the field {name}, got '):
       records.from_plain('one', Field({key: value for key, value in whole.items() if key != name}, 'a.json'))
+
+
+def test_a_record_without_a_value_is_refused() -> None:
+  with pytest.raises(UserError, match='^a.json, values: expected at least one value, got '):
+    records.from_plain('one', Field({'claim': 'x', 'kind': 'train', 'command': ['vit-jax train'], 'values': {}},
+                                    'a.json'))
 
 
 def test_the_text_before_a_replay_names_the_device_of_the_record() -> None:

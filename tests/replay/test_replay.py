@@ -159,7 +159,7 @@ def test_a_record_of_a_study_has_the_median_and_the_range_of_runs_that_differ_in
   assert write('{x}') == 2
   error = capsys.readouterr().err
   assert 'got {x}. Use ' in error
-  assert error.endswith(f' and {len(every.values) - recording.MOST_NAMED} others, or METRIC at STEP.\n')
+  assert error.endswith(f' and {len(every.values) - recording.MAX_NAMED} others, or METRIC at STEP.\n')
 
 
 def test_an_equal_outcome_ends_with_status_0(replay: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,12 +241,12 @@ def test_a_setting_that_only_the_run_shows_is_named(replay: Run, capsys: pytest.
 def test_data_that_nobody_gave_skip_the_replay_with_a_reason(
     replay: Run, record: pathlib.Path, folder: pathlib.Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.delenv(inputs.VARIABLE, raising=False)
+  monkeypatch.delenv(inputs.FOLDER_VARIABLE, raising=False)
   change(record, about={'photos': 'eight small images'})
   assert replay(data=None) == Status.MISSING
   shown = capsys.readouterr().out
   assert 'SKIPPED: --data: expected the path of photos, got none.' in shown and '(photos: eight small images)' in shown
-  monkeypatch.setenv(inputs.VARIABLE, str(folder.parent))
+  monkeypatch.setenv(inputs.FOLDER_VARIABLE, str(folder.parent))
   assert replay(data=None) == Status.EQUAL
   assert replay(data=folder / 'missing') == 2
 
@@ -286,7 +286,7 @@ def test_a_name_is_explained_as_records_of_the_same_images_do(
 def test_a_command_that_fails_ends_the_replay_with_its_status(
     replay: Run, capsys: pytest.CaptureFixture[str]) -> None:
   assert replay(status=75) == 75
-  folder = capsys.readouterr().out.rpartition('What it left is in ')[2].strip()
+  folder = capsys.readouterr().out.rpartition('Its files are in ')[2].strip()
   assert (pathlib.Path(folder) / 'result' / 'final.json').is_file()
 
 
@@ -300,21 +300,21 @@ def test_weights_are_compared_by_their_bytes(tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'a.npz'
   path.write_bytes(b'one')
   words = [['evaluate', '--weights={net}', '--config.data.source=digits']]
-  before = inputs.files(words, {'net': str(path)})
-  assert before['net']['bytes'] == 3 and inputs.names(words) == ['net']
+  before = inputs.digest_files(words, {'net': str(path)})
+  assert before['net']['bytes'] == 3 and inputs.find_names(words) == ['net']
   path.write_bytes(b'two')
-  assert inputs.files(words, {'net': str(path)}) != before
-  literal = inputs.files([['train', f'--config.init_from={path}']], {})
+  assert inputs.digest_files(words, {'net': str(path)}) != before
+  literal = inputs.digest_files([['train', f'--config.init_from={path}']], {})
   assert [*literal] == [str(path)] and literal[str(path)]['bytes'] == 3
 
 
 def test_names_replace_whole_paths_and_back() -> None:
   found = {'a': '/data/a', 'ab': '/data/ab'}
-  text = inputs.named('folder:/data/ab and /data/a/x and /data/abc', found)
+  text = inputs.with_placeholders('folder:/data/ab and /data/a/x and /data/abc', found)
   assert text == 'folder:{ab} and {a}/x and /data/abc'
-  assert inputs.filled(text, found) == 'folder:/data/ab and /data/a/x and /data/abc'
+  assert inputs.with_paths(text, found) == 'folder:/data/ab and /data/a/x and /data/abc'
   given = '--config=speedrun_cifar10:source=folder:cifar10 --config=my-cifar10.py --to=x/cifar10'
-  assert inputs.named(given, {'c': 'cifar10'}) == given.replace('folder:cifar10', 'folder:{c}')
+  assert inputs.with_placeholders(given, {'c': 'cifar10'}) == given.replace('folder:cifar10', 'folder:{c}')
 
 
 @pytest.mark.parametrize(('change', 'message'), [

@@ -1,9 +1,9 @@
-"""What the commands of a record will do, as far as their arguments tell: shown and checked before anything is run.
+"""Shows and checks the commands of a record, from their arguments alone, before any command is run.
 
-Anybody may have written a record, and its commands run with the rights of the person who replays it. So only jobs that
-compute results are run, they write only below the directory of the replay, and Python that is not of this package is
-run only with `--allow_code`. `job` prints the `header`, calls `check`, prints the `plan`, and only then opens data and
-runs commands. Nothing in this module imports or opens what a record names.
+Anybody may have written a record, and its commands run with the rights of the person who replays the record. So a
+replay runs only jobs that compute results and write below the directory of the replay. Python code that is not of this
+package is run only with `--allow_code`. `job` prints the `header`, calls `check`, prints the `plan`, and only then
+opens data and runs commands. This module does not import or open the files and modules that a record names.
 """
 from __future__ import annotations
 
@@ -20,70 +20,70 @@ from vit_jax.replay import inputs
 from vit_jax.replay.records import Record
 
 JOBS = ('train', 'finetune', 'pretrain', 'evaluate', 'study')
-SHIPPED_JOBS = (*JOBS, 'convert')  # of the records of this package
-OUTPUTS = ('workdir', 'to', 'csv')  # flags of these jobs with paths that are written
-MOST_SHOWN = 1_000  # characters of a command in an error message
-_ADDRESSES = ('mix', 'gs', 's3', 'http', 'https', 'file')  # `gs:…` and the like name no module
-_BELOW = re.compile(rf'\{{{inputs.WORK}\}}(/(?!\.\.(/|$))[^/]*)*')  # '{work}/a/b', without '..'
-_PATH = re.compile(r'[/:{]')  # in the value of a flag that is a path, an address or a name of one
+SHIPPED_JOBS = (*JOBS, 'convert')  # allowed in the records of this package
+OUTPUT_FLAGS = ('workdir', 'to', 'csv')  # flags of these jobs with paths that are written
+MAX_SHOWN = 1_000  # characters of a command in an error message
+_ADDRESSES = ('mix', 'gs', 's3', 'http', 'https', 'file')  # words before a colon that are not modules, as in `gs://…`
+_BELOW_WORK = re.compile(rf'\{{{inputs.WORK}\}}(/(?!\.\.(/|$))[^/]*)*')  # '{work}/a/b', without '..'
+_PATH_CHARACTER = re.compile(r'[/:{]')  # in a flag's value that is a path, an address or a placeholder
 
 
 def header(record: Record) -> str:
-  """Returns two lines: the claim of a record; and its date, commit, device, processor and cost."""
+  """Returns two lines of text: the claim of a record; and the date, commit, device, processor and cost."""
   made = record.made
   machine = made.get('machine', {})
   device = machine.get('device_kind', 'cpu')
-  parts = [made.get('date', ''), f'commit {made["commit"][:12]}' if made.get('commit') else '',
+  facts = [made.get('date', ''), f'commit {made["commit"][:12]}' if made.get('commit') else '',
            '' if device == 'cpu' else device, machine.get('cpu_model', ''),
            f'{made["processor_s"]:,.0f} processor seconds' if made.get('processor_s') else '']
-  return f'{printable(record.sentence)}\nRecorded: {printable(", ".join(filter(None, parts)) or "without a machine")}'
+  return f'{printable(record.sentence)}\nRecorded: {printable(", ".join(filter(None, facts)) or "without a machine")}'
 
 
 def check(record: Record, *, is_shipped: bool, allow_code: bool) -> None:
   """Checks what the commands of a record would run and write.
 
   Args:
-    record: from any source.
-    is_shipped: whether it is a record of this package.
-    allow_code: whether configs and modules that the record names and that are not of this package may run.
+    is_shipped: whether the record is one of this package.
+    allow_code: whether configs and modules that are not of this package may run.
 
   Raises:
-    UserError: the commands do something that they may not do; the message lists all of it.
+    UserError: the commands do something that is not allowed; the message lists all problems.
   """
-  known = SHIPPED_JOBS if is_shipped else JOBS
+  allowed_jobs = SHIPPED_JOBS if is_shipped else JOBS
   problems = []
   for line, words in zip(record.command, record.words(), strict=True):
     words = console.take(words)[0]  # -q and -v may stand before the job
-    if job(words) not in known or line.split()[0] != 'vit-jax':
-      problems.append(
-          f'expected jobs that compute a result ({", ".join(known)}), got {documents.describe(job(words))}')
+    job = job_of(words)
+    if job not in allowed_jobs or line.split()[0] != 'vit-jax':
+      shown = documents.describe(job)
+      problems.append(f'expected jobs that compute a result ({", ".join(allowed_jobs)}), got {shown}')
     for name, value in _flags(words):
-      if name in OUTPUTS and not _BELOW.fullmatch(value):
+      if name in OUTPUT_FLAGS and not _BELOW_WORK.fullmatch(value):
         problems.append(
             f'--{name}: expected a path below {{{inputs.WORK}}}, the directory of the replay, got {value}')
       if name.startswith('config.trackers'):
         problems.append(f'--{name}: expected no tracker, which sends results elsewhere')
     if not allow_code:
-      problems += code(words)
+      problems += find_foreign_code(words)
   if not allow_code:  # the data are opened before the commands run
-    problems += code([f'--data={source}' for source in record.data])
+    problems += find_foreign_code([f'--data={source}' for source in record.data])
   if problems:
     raise UserError('\n'.join([f'{record.id}: expected commands that a replay may run, got others, so nothing was run:',
                                *(f'  {_shortened(problem)}.' for problem in dict.fromkeys(problems)),
                                f'Run them yourself if you trust them: {_shortened(" && ".join(record.command))}']))
 
 
-def job(words: Sequence[str]) -> str:
-  """Returns the job of a command line: its first word, or the value of `--job`; 'a and b' if these differ."""
-  first = [word for word in words[:1] if not word.startswith('-')]
-  of_flags = [value for name, value in _flags(words) if name == 'job']
-  return ' and '.join(dict.fromkeys([*first, *of_flags])) or 'train'
+def job_of(words: Sequence[str]) -> str:
+  """Returns the job of a command: the first argument, or the value of `--job`; 'a and b' if both differ."""
+  jobs = [word for word in words[:1] if not word.startswith('-')]
+  jobs += [value for name, value in _flags(words) if name == 'job']
+  return ' and '.join(dict.fromkeys(jobs)) or 'train'
 
 
-def code(words: Sequence[str]) -> list[str]:
-  """Returns a text for each config file and module that a command would run and that is not of this package.
+def find_foreign_code(words: Sequence[str]) -> list[str]:
+  """Returns a problem for each config file and module that a command would run and that is not of this package.
 
-  `vit-jax check` and `vit-jax record` also use it, for the command of a manifest and that of a run.
+  `vit-jax check` calls this function for the command of a manifest, and `vit-jax record` for the command of a run.
   """
   problems = []
   for name, value in _flags(words):
@@ -103,9 +103,9 @@ def code(words: Sequence[str]) -> list[str]:
 
 
 def plan(record: Record, commands: Sequence[Sequence[str]]) -> str:
-  """Returns the plan of a replay: each command with its config, what it reads, and what it writes.
+  """Returns the text of the plan of a replay: each command with its config, and the paths that it reads and writes.
 
-  The last line names the data that are read and compared before the first command.
+  The last line lists the data that are read and compared with the record before the first command.
   """
   lines = ['Plan:']
   for words in commands:
@@ -114,9 +114,9 @@ def plan(record: Record, commands: Sequence[Sequence[str]]) -> str:
       if name == 'config':
         path, _ = files.find(value)
         lines.append(f'      config: {path}{", of this package" if _is_shipped(path) else ""}')
-      if name in OUTPUTS:
+      if name in OUTPUT_FLAGS:
         lines.append(f'      writes: {value}')
-      elif _PATH.search(value):
+      elif _PATH_CHARACTER.search(value):
         lines.append(f'      reads: {value.rpartition("source=")[2]}')
   if record.data:
     lines.append(f'  compares before: {", ".join(record.data)}')
@@ -129,16 +129,16 @@ def _is_shipped(config: pathlib.Path) -> bool:
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-  """Yields the name and the value of each flag, of `--name=value` or `--name value`; the value is '' if it has none."""
-  for word, following in zip(words, [*words[1:], ''], strict=False):
-    name, equals, value = word.lstrip('-').partition('=')
-    if not equals and not following.startswith('-'):
-      value = following
+  """Yields the name and the value of each flag, `--name=value`, `--name value` or `--name`, whose value is ''."""
+  for word, next_word in zip(words, [*words[1:], ''], strict=False):
     if word.startswith('-'):
+      name, equals, value = word.lstrip('-').partition('=')
+      if not equals and not next_word.startswith('-'):
+        value = next_word
       yield name, value
 
 
 def _shortened(text: str) -> str:
-  """Returns the first `MOST_SHOWN` characters of a text, without control characters."""
+  """Returns the first `MAX_SHOWN` characters of a text, without control characters."""
   text = printable(text)
-  return text if len(text) <= MOST_SHOWN else f'{text[:MOST_SHOWN]}…'
+  return text if len(text) <= MAX_SHOWN else f'{text[:MAX_SHOWN]}…'

@@ -3,13 +3,13 @@
 `transform.py` calls `jitter`, `three_augment` and, for views, single operations; `randaugment.py` calls the operations
 of its tables.
 
-Operations are those of Pillow with the same names: values are clipped to 0..255 and truncated. Gray levels may differ
-by 1 from Pillow's, since OpenCV's weights have fewer bits. Random operations take a generator; the others are pure.
+Operations have the names and the results of Pillow's: values are clipped to 0..255 and truncated. Gray levels may
+differ by 1 from Pillow's, since OpenCV's weights have fewer bits. Only functions with an argument `rng` are random.
 """
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from vit_jax.core.types import HostArray
 from vit_jax.data.image.opencv import cv2
 
 LEVELS = np.arange(256)  # all values of a channel, from which lookup tables are made
-SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's filter of that name
+SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's filter SMOOTH
 SOLARIZE_FROM = 128  # the lowest value that is inverted
-SIGMA_PX = (0.1, 2.)  # of blurs; DINO (arXiv 2104.14294, after BYOL) and DeiT III (arXiv 2204.07118)
+BLUR_SIGMA_PX = (0.1, 2.)  # range; DINO (arXiv 2104.14294, after BYOL) and DeiT III (arXiv 2204.07118)
 
 
 def is_on(settings: Jitter) -> bool:
@@ -33,13 +33,13 @@ def jitter(image: HostArray, settings: Jitter, rng: np.random.Generator) -> Host
   """Changes brightness, contrast, saturation and hue in random order, as torchvision's `ColorJitter` does."""
   if not is_on(settings) or (settings.probability < 1 and rng.random() >= settings.probability):
     return image
-  for number in rng.permutation(4).tolist():
-    name = ('brightness', 'contrast', 'saturation', 'hue')[number]
+  operations = (('brightness', brightness), ('contrast', contrast), ('saturation', saturation), ('hue', hue))
+  for index in rng.permutation(4).tolist():
+    name, operation = operations[index]
     spread = getattr(settings, name)
-    if name == 'hue' and spread:
-      image = hue(image, rng.uniform(-spread, spread))
-    elif spread:
-      image = _ENHANCE[name](image, rng.uniform(max(0., 1. - spread), 1. + spread))
+    if spread:
+      low, high = (-spread, spread) if name == 'hue' else (max(0., 1. - spread), 1. + spread)
+      image = operation(image, rng.uniform(low, high))
   return image
 
 
@@ -56,13 +56,13 @@ def three_augment(image: HostArray, rng: np.random.Generator) -> HostArray:
 
 def random_blur(image: HostArray, rng: np.random.Generator) -> HostArray:
   """Applies a Gaussian blur with a sigma uniform in 0.1 to 2 px."""
-  return blur(image, rng.uniform(*SIGMA_PX))
+  return blur(image, rng.uniform(*BLUR_SIGMA_PX))
 
 
 def blend(first: HostArray, second: HostArray, factor: float) -> HostArray:
   """Returns `first + factor (second - first)` as u8, clipped and truncated; factors beyond 0 to 1 extrapolate."""
   first_f32 = first.astype(np.float32)
-  mixed = second.astype(np.float32)
+  mixed = second.astype(np.float32)  # the formula is computed in place
   mixed -= first_f32
   mixed *= np.float32(factor)
   mixed += first_f32
@@ -70,7 +70,7 @@ def blend(first: HostArray, second: HostArray, factor: float) -> HostArray:
 
 
 def brightness(image: HostArray, factor: float) -> HostArray:
-  """Blends black with the image; a factor of 1 returns the same values, in all four functions that blend."""
+  """Blends black with the image. In this and the next three functions, a factor of 1 leaves the image unchanged."""
   return cv2.LUT(image, blend(np.zeros(256), LEVELS, factor))
 
 
@@ -86,7 +86,7 @@ def saturation(image: HostArray, factor: float) -> HostArray:
 
 
 def sharpness(image: HostArray, factor: float) -> HostArray:
-  """Blends the smoothed image with the image; the outermost pixels stay."""
+  """Blends the smoothed image with the image; the outermost pixels do not change."""
   smooth = image.copy()
   # Adding 0.5 rounds to the nearest level, as the cast to u8 truncates.
   smooth[1:-1, 1:-1] = cv2.filter2D(image, cv2.CV_32F, SMOOTH)[1:-1, 1:-1] + 0.5
@@ -96,11 +96,11 @@ def sharpness(image: HostArray, factor: float) -> HostArray:
 def hue(image: HostArray, turns: float) -> HostArray:
   """Rotates the hue by `turns` of the color circle, in steps of 1/256 turn.
 
-  Differs from torchvision, and so from DINO: OpenCV rounds hue, saturation and value to 8 bits; Pillow truncates them,
-  and takes 20 times as long. Values of photos differ by 0.15 gray levels on average, and by 6 at most.
+  Differs from torchvision, and so from DINO: OpenCV rounds hue, saturation and value to 8 bits. Pillow truncates these
+  values, and takes 20 times as long. Values of photos differ by 0.15 gray levels on average, and by 6 at most.
   """
   hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
-  hsv[..., 0] += np.uint8((int(turns * 255) - 1) % 256)  # wraps around; a step less, since Pillow truncates hues
+  hsv[..., 0] += np.uint8((int(turns * 255) - 1) % 256)  # u8 wraps around; one step less, since Pillow truncates hues
   return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
 
 
@@ -131,55 +131,56 @@ def posterize(image: HostArray, bits: int) -> HostArray:
 
 
 def autocontrast(image: HostArray) -> HostArray:
-  """Stretches each channel to 0..255; a channel of a single value stays."""
+  """Stretches each channel to 0..255; a channel of a single value does not change."""
   tables = []
   for channel in cv2.split(image):
     low, high, _, _ = cv2.minMaxLoc(channel)
-    scale = 255 / (high - low) if high > low else 1.
-    tables.append(np.clip(LEVELS * scale - (low * scale if high > low else 0.), 0, 255))
+    if high > low:
+      scale = 255 / (high - low)
+      tables.append(np.clip(LEVELS * scale - low * scale, 0, 255))
+    else:
+      tables.append(LEVELS)
   return apply_tables(image, tables)
 
 
 def equalize(image: HostArray) -> HostArray:
-  """Equalizes the histogram of each channel."""
+  """Equalizes the histogram of each channel; a channel with too few pixels below its highest level does not change."""
   tables = []
   for channel in cv2.split(image):
-    counts = np.bincount(channel.ravel(), minlength=256)
-    step = (channel.size - counts[np.flatnonzero(counts)[-1]]) // 255
-    before = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    tables.append(np.minimum((before + step // 2) // step, 255) if step else LEVELS)
+    counts = np.bincount(channel.ravel(), minlength=256)  # number of pixels of each level
+    num_highest = counts[np.flatnonzero(counts)[-1]]
+    pixels_per_level = (channel.size - num_highest) // 255
+    num_below = np.cumsum(counts) - counts
+    levels = (num_below + pixels_per_level // 2) // max(pixels_per_level, 1)
+    tables.append(np.minimum(levels, 255) if pixels_per_level else LEVELS)
   return apply_tables(image, tables)
 
 
 def blur(image: HostArray, sigma_px: float) -> HostArray:
   """Applies a Gaussian blur as Pillow computes it: three box filters along the rows, then three along the columns.
 
-  Each box has the radius r of Gwosdek et al. 2011 (the boxes' variance is `sigma_px^2 / 3`), whose fraction is the
-  weight of the outermost pixels, and rounds to 8 bits. The border pixels are replicated.
+  A box has the radius of Gwosdek et al. 2011, whose fraction decides the weight of the two outermost pixels. The result
+  of each box is rounded to 8 bits. The border pixels are replicated.
   """
   radius = _box_radius(sigma_px)
-  whole = int(radius)
-  inner = int(2**24 / (2 * radius + 1))  # Pillow's fixed-point weights
-  outer = (2**24 - (2 * whole + 1) * inner) // 2
-  box = np.array([outer, *[inner] * (2 * whole + 1), outer], np.float32) / np.float32(2**24)
+  num_inner = 2 * int(radius) + 1
+  inner_weight = int(2**24 / (2 * radius + 1))  # Pillow's weights are integers, in units of 2^-24
+  outer_weight = (2**24 - num_inner * inner_weight) // 2
+  box = np.array([outer_weight, *[inner_weight] * num_inner, outer_weight], np.float32) / np.float32(2**24)
   identity = np.ones(1, np.float32)
-  for across, down in ((box, identity),) * 3 + ((identity, box),) * 3:
+  for across, down in [(box, identity)] * 3 + [(identity, box)] * 3:
     image = cv2.convertScaleAbs(cv2.sepFilter2D(image, cv2.CV_32F, across, down, borderType=cv2.BORDER_REPLICATE))
   return image
 
 
 def _box_radius(sigma_px: float) -> float:
-  """Returns the radius of one of three box filters with the variance of a Gaussian; in float32, as in Pillow."""
+  """Returns the radius, px, of a box filter of variance `sigma_px^2 / 3`; computed in float32, as in Pillow."""
   variance = np.float32(np.float32(sigma_px) ** 2 / np.float32(3))
-  whole = np.floor((np.float32(math.sqrt(12. * float(variance) + 1.)) - 1) / 2)
-  fraction = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
-  return float(whole + fraction)
+  floor = np.floor((np.float32(math.sqrt(12. * float(variance) + 1.)) - 1) / 2)
+  fraction = (2 * floor + 1) * (floor * (floor + 1) - 3 * variance) / (6 * (variance - (floor + 1) ** 2))
+  return float(floor + fraction)
 
 
 def apply_tables(image: HostArray, tables: Sequence[HostArray]) -> HostArray:
   """Maps each channel through its table `[256]`."""
   return cv2.LUT(image, np.stack(tables, -1).astype(np.uint8)[None])
-
-
-_ENHANCE: dict[str, Callable[[HostArray, float], HostArray]] = {
-    'brightness': brightness, 'contrast': contrast, 'saturation': saturation}

@@ -31,20 +31,21 @@ PILLOW_READERS = {'gif': 'GifImagePlugin.GifImageFile', 'tiff': 'TiffImagePlugin
 PILLOW_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError,
     RuntimeError, ArithmeticError, struct.error, zlib.error, UnidentifiedImageError, Image.DecompressionBombError)
-"""Errors that Pillow was seen to raise for damaged files."""
+"""Errors that Pillow raised for damaged files in tests."""
 _BITS_PER_SAMPLE, _PLANAR_CONFIGURATION, _TILE_WIDTH, _TILE_LENGTH = 258, 284, 322, 323  # tags of TIFF 6.0
-_SEPARATE_PLANES = 2  # value of `_PLANAR_CONFIGURATION`: each channel is stored on its own
-USUAL_TILE = 2**24  # pixels that a tile of a TIFF may have even if `max_pixels` is smaller
-_MODES_16_BIT = ('I;16', 'I;16L', 'I;16B', 'I;16N')  # of Pillow, for gray images
-_PNG_DEPTH_OFFSET = 24  # of the byte with the number of bits of a value, in the first chunk of a PNG
-_DARK_BELOW = 2**14  # an image of 16 bits is too dark if all of its values are below
-_has_warned = threading.Event()
+_SEPARATE_PLANES = 2  # value of the tag `_PLANAR_CONFIGURATION`: each channel is stored in an array of its own
+USUAL_TILE = 2**24  # a tile of a TIFF may have this many pixels even if `max_pixels` is smaller
+_MODES_16_BIT = ('I;16', 'I;16L', 'I;16B', 'I;16N')  # Pillow's modes of gray images
+_PNG_DEPTH_OFFSET = 24  # offset of the byte of a PNG that holds the number of bits of a value
+_DARK_BELOW = 2**14  # an image of 16 bits with only smaller values looks almost black in 8 bits
+_has_warned = threading.Event()  # set after the first warning of `_warn_if_dark` in this process
 log = logging.getLogger('vit_jax.data')
 _ANY_SIZE = DecodeOptions(max_pixels=2**30)  # the limit of OpenCV
 
-FLIPPED_ROWS, FLIPPED_COLUMNS, FIRST_TRANSPOSED = (3, 4, 6, 7), (2, 3, 7, 8), 5
-"""EXIF orientations that `orient` flips top to bottom, flips left to right, and (from 5 on) transposes after that."""
-_INVERSE_ORIENTATION = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
+FLIPPED_ROWS = (3, 4, 6, 7)  # EXIF orientations for which `orient` flips an image top to bottom
+FLIPPED_COLUMNS = (2, 3, 7, 8)  # EXIF orientations for which `orient` flips an image left to right
+FIRST_TRANSPOSED = 5  # from this EXIF orientation on, `orient` transposes an image after the flips
+_INVERSE_ORIENTATION = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}  # `orient(orient(x, key), value)` is x
 
 
 class Window(NamedTuple):
@@ -60,7 +61,7 @@ class Window(NamedTuple):
 
 
 class DecodedImage(NamedTuple):
-  """A completely decoded image `[H, W, 3] u8` that can be cropped as `jpeg.PartialJpeg` can."""
+  """A completely decoded image `[H, W, 3] u8`, with the same methods as `jpeg.PartialJpeg`."""
   image: HostArray
 
   @property
@@ -74,15 +75,15 @@ class DecodedImage(NamedTuple):
 
 
 def open_image(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage:
-  """Decodes a stored image completely. Raises as `decode` does."""
+  """Decodes a stored image completely; raises the errors of `decode`."""
   return DecodedImage(decode(image, options))
 
 
 def decode(encoded: bytes | HostArray, options: DecodeOptions = AS_STORED) -> HostArray:
   """Decodes a JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, JPEG 2000 or PPM file into an RGB image `[H, W, 3] u8`.
 
-  Gray images are repeated over the channels, transparency is dropped, and CMYK is converted to RGB. Of values with 16
-  bits, the upper 8 bits are used; the first such image with only small values is reported in a warning.
+  Gray images are repeated over the channels, transparency is dropped, and CMYK is converted to RGB. Only the upper 8
+  bits of 16-bit values are used; a warning reports the first 16-bit image in which all values are small.
 
   For damage inside a JPEG, libjpeg prints a warning to stderr. No setting of libjpeg prevents this, and redirecting
   stderr would also hide the messages of other threads.
@@ -97,59 +98,54 @@ def decode(encoded: bytes | HostArray, options: DecodeOptions = AS_STORED) -> Ho
   """
   if not isinstance(encoded, bytes):
     return np.repeat(encoded, 3, axis=2) if encoded.shape[2] == 1 else encoded
-  kind = headers.detect_format(encoded)
-  if kind in PILLOW_READERS:
-    with _raising_bad_image(kind):
-      return _read_pillow(_open_pillow(encoded, kind), options)
-  image, header, encoded = read_opencv(encoded, kind, options, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-  if kind == 'png' and encoded[_PNG_DEPTH_OFFSET] == 16:
+  file_format = headers.detect_format(encoded)
+  if file_format in PILLOW_READERS:
+    with _raising_bad_image(file_format):
+      return _read_pillow(_open_pillow(encoded, file_format), options)
+  flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+  image, header, encoded = read_opencv(encoded, file_format, options, flags)
+  if file_format == 'png' and encoded[_PNG_DEPTH_OFFSET] == 16:
     _warn_if_upper_bits_dark(int(image.max()), encoded)
   return orient(image, header.orientation) if options.upright else image
 
 
 def from_pillow(image: Image.Image, options: DecodeOptions) -> HostArray:
-  """Returns `[H, W, 3] u8` of a Pillow image of any mode, equal to what `decode` returns for its file.
+  """Returns the pixels `[H, W, 3] u8` of a Pillow image, as `decode` does for the file of the image.
 
-  Raises:
-    BadImage: the file is damaged, the image is too large, or its values have 32 bits, whose range is not known.
+  Raises BadImage if the file is damaged, the image is too large, or values have 32 bits, whose range is not known.
   """
   with _raising_bad_image(image.format or image.mode):
     return _read_pillow(image, options)
 
 
-def read_any_mode(encoded: bytes, kind: str, options: DecodeOptions) -> HostArray:
-  """Returns the pixels that Pillow reads from a file, `[H, W]` or `[H, W, C]`, with all bits, as they are stored.
+def read_any_mode(encoded: bytes, file_format: str, options: DecodeOptions) -> HostArray:
+  """Returns the pixels that Pillow reads from a file, `[H, W]` or `[H, W, C]`, in their stored dtype and channels.
 
-  `kind` is the format, a key of `PILLOW_READERS`.
-
-  Raises:
-    BadImage: not a complete image, or too large.
+  `file_format` is a key of `PILLOW_READERS`; `options.upright` is ignored. Raises BadImage if the file is damaged, or
+  the image is too large.
   """
-  with _raising_bad_image(kind):
-    image = _open_pillow(encoded, kind)
+  with _raising_bad_image(file_format):
+    image = _open_pillow(encoded, file_format)
     headers.check_size(image.size[1], image.size[0], options)
     check_tiles(image, options)
     image.load()
     return np.asarray(image)
 
 
-def read_opencv(encoded: bytes, kind: str, options: DecodeOptions,
+def read_opencv(encoded: bytes, file_format: str, options: DecodeOptions,
                 flags: int) -> tuple[HostArray, headers.Header, bytes]:
   """Returns the decoded pixels, the header of the file, and the bytes that were decoded; see `read_header`.
 
-  Args:
-    encoded: the content of the file.
-    kind: its format, as `headers.detect_format` returns it.
-    options: the largest allowed size.
-    flags: those of `cv2.imdecode`.
+  `file_format` is the result of `headers.detect_format`, and `flags` are those of `cv2.imdecode`, which alone decide
+  whether the EXIF orientation is applied.
 
   Raises:
-    BadImage: not an image, truncated, or too large.
+    BadImage: the file is not an image or is truncated, or the image is too large.
     MemoryError: there is not enough memory for the pixels.
   """
-  header, encoded = read_header(encoded, kind)
+  header, encoded = read_header(encoded, file_format)
   headers.check_size(header.height, header.width, options)
-  if kind == 'jpeg':
+  if file_format == 'jpeg':
     headers.check_jpeg_end(encoded)
   try:
     image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
@@ -162,13 +158,12 @@ def read_opencv(encoded: bytes, kind: str, options: DecodeOptions,
   return image, header, encoded
 
 
-def read_header(encoded: bytes, kind: str) -> tuple[headers.Header, bytes]:
-  """Returns the header of a file that OpenCV decodes, and the bytes to pass to OpenCV: of a PNG only some chunks.
+def read_header(encoded: bytes, file_format: str) -> tuple[headers.Header, bytes]:
+  """Returns the header of a file that OpenCV decodes, and the bytes to pass to OpenCV, without some chunks of a PNG.
 
-  Raises:
-    BadImage: there is no header, or the format is not supported.
+  Raises BadImage if there is no header, or the format is not supported.
   """
-  match kind:
+  match file_format:
     case 'jpeg':
       return headers.read_jpeg(encoded), encoded
     case 'png':
@@ -177,67 +172,71 @@ def read_header(encoded: bytes, kind: str) -> tuple[headers.Header, bytes]:
       return headers.read_webp(encoded), encoded
     case 'bmp':
       return headers.read_bmp(encoded), encoded
-  if kind in headers.UNREAD:
-    raise BadImage(f'{headers.UNREAD[kind].name} images are not supported. Convert the image to JPEG or PNG first')
-  raise _not_an_image(encoded) if encoded else BadImage('the file is empty')
+  if file_format in headers.UNREAD:
+    raise BadImage(f'{headers.UNREAD[file_format].name} images are not supported. Convert the image to JPEG or PNG '
+                   'first')
+  if not encoded:
+    raise BadImage('the file is empty')
+  raise _not_an_image(encoded)
 
 
 def read_size(encoded: bytes) -> tuple[int, int]:
-  """Returns height and width of an image file as stored, px, from its header; the pixels may be damaged.
+  """Returns the stored height and width, px, from the header of an image file; the pixels may be damaged.
 
-  Raises:
-    BadImage: it is not an image file, or has no pixels.
+  Raises BadImage if the file is not an image, or the image has no pixels.
   """
-  kind = headers.detect_format(encoded)
-  if kind in PILLOW_READERS:
-    with _raising_bad_image(kind):
-      width, height = _open_pillow(encoded, kind).size
-  elif kind == 'png':
+  file_format = headers.detect_format(encoded)
+  if file_format in PILLOW_READERS:
+    with _raising_bad_image(file_format):
+      width, height = _open_pillow(encoded, file_format).size
+  elif file_format == 'png':
     height, width = headers.read_png_size(encoded)
   else:
-    height, width, _ = read_header(encoded, kind)[0]
+    height, width, _ = read_header(encoded, file_format)[0]
   headers.check_size(height, width, _ANY_SIZE)
   return height, width
 
 
 def find_orientation(encoded: bytes) -> int:
-  """Returns the EXIF orientation of an image file, 1 to 8; 1 if it has none. Raises BadImage as `decode` does."""
-  kind = headers.detect_format(encoded)
-  if kind not in PILLOW_READERS:
-    return read_header(encoded, kind)[0].orientation
-  with _raising_bad_image(kind):
-    orientation = _open_pillow(encoded, kind).getexif().get(headers.ORIENTATION, 1)
+  """Returns the EXIF orientation of an image file, 1 to 8; 1 if the file has none. Raises BadImage as `decode` does."""
+  file_format = headers.detect_format(encoded)
+  if file_format not in PILLOW_READERS:
+    return read_header(encoded, file_format)[0].orientation
+  with _raising_bad_image(file_format):
+    orientation = _open_pillow(encoded, file_format).getexif().get(headers.ORIENTATION, 1)
     return orientation if orientation in range(1, 9) else 1
 
 
 def orient(image: HostArray, orientation: int) -> HostArray:
-  """Returns the upright form of `image [H, W, 3]`, which is stored with an EXIF orientation.
-
-  An image with the orientation 1 or an invalid one is returned unchanged.
-  """
-  if orientation not in range(2, 9):
+  """Returns the upright image of the stored `image [H, W, 3]` with this EXIF orientation."""
+  if orientation not in range(2, 9):  # upright, or invalid
     return image
-  image = image[::-1 if orientation in FLIPPED_ROWS else 1, ::-1 if orientation in FLIPPED_COLUMNS else 1]
-  return np.ascontiguousarray(image.swapaxes(0, 1) if orientation >= FIRST_TRANSPOSED else image)
+  if orientation in FLIPPED_ROWS:
+    image = image[::-1]
+  if orientation in FLIPPED_COLUMNS:
+    image = image[:, ::-1]
+  if orientation >= FIRST_TRANSPOSED:
+    image = image.swapaxes(0, 1)
+  return np.ascontiguousarray(image)
 
 
 def _not_an_image(encoded: bytes) -> BadImage:
   return BadImage(f'not an image, or truncated ({len(encoded):,} bytes, starting with {encoded[:4]!r})')
 
 
-def _open_pillow(encoded: bytes, kind: str) -> Image.Image:
-  """Returns the image of a file, opened by Pillow's reader of this format; its pixels are not read yet."""
-  module, _, class_name = PILLOW_READERS[kind].partition('.')
+def _open_pillow(encoded: bytes, file_format: str) -> Image.Image:
+  """Returns the image of a file, opened by Pillow's reader of this format, without reading the pixels."""
+  module, _, class_name = PILLOW_READERS[file_format].partition('.')
   try:
     reader = getattr(importlib.import_module(f'PIL.{module}'), class_name)
   except ImportError:
-    raise BadImage(f'an image of format {kind}, which this version of Pillow cannot decode') from None
+    raise BadImage(f'an image of format {file_format}, which this version of Pillow cannot decode') from None
   image: Image.Image = reader(io.BytesIO(encoded))
   return image
 
 
 def _read_pillow(image: Image.Image, options: DecodeOptions) -> HostArray:
-  """Returns the pixels of an opened image; see `from_pillow`, which also converts Pillow's errors."""
+  """Returns the pixels `[H, W, 3] u8` of an opened image; raises Pillow's own errors as well as BadImage."""
   width, height = image.size
   headers.check_size(height, width, options)
   check_tiles(image, options)
@@ -246,7 +245,7 @@ def _read_pillow(image: Image.Image, options: DecodeOptions) -> HostArray:
     tags = getattr(image, 'tag_v2', {})
     bits = tags.get(_BITS_PER_SAMPLE, (1,))  # of each channel
     has_planes = tags.get(_PLANAR_CONFIGURATION) == _SEPARATE_PLANES and len(bits) > 1
-    # Pillow decodes planes of more than 8 bits wrongly if they are not compressed.
+    # Pillow decodes uncompressed planes of more than 8 bits wrongly.
     if has_planes and max(bits) > 8 and image.info.get('compression') == 'raw':
       raise BadImage(f'a TIFF of {len(bits)} planes with {max(bits)} bits: expected channels that are stored together '
                      'or compressed. Save it with planarconfig=contig')
@@ -271,17 +270,18 @@ def _to_rgb(image: Image.Image) -> HostArray:
 
   CMYK is converted by OpenCV's formula: R = k - floor(C k / 256) with k = 255 - K, and the same for G and B.
   """
-  mode, bits = image.mode, max(getattr(image, 'tag_v2', {}).get(_BITS_PER_SAMPLE, (16,)))
+  mode = image.mode
+  num_bits = max(getattr(image, 'tag_v2', {}).get(_BITS_PER_SAMPLE, (16,)))  # only a TIFF has the tag
   if mode == 'RGB':
     pixels = np.asarray(image)
-    if image.format == 'TIFF' and bits == 16:
+    if image.format == 'TIFF' and num_bits == 16:
       _warn_if_upper_bits_dark(int(pixels.max()))
     return pixels
-  if mode in _MODES_16_BIT or (mode == 'I' and image.format in ('PNG', 'PPM')):  # which have at most 16 bits
+  if mode in _MODES_16_BIT or (mode == 'I' and image.format in ('PNG', 'PPM')):  # PNG and PPM have at most 16 bits
     values = np.asarray(image)
-    if bits == 16:
+    if num_bits == 16:
       _warn_if_dark(int(values.max()))
-    gray = (values >> min(bits, 16) - 8).astype(np.uint8)
+    gray = (values >> min(num_bits, 16) - 8).astype(np.uint8)
     return np.repeat(gray[..., None], 3, axis=2)
   if mode in ('I', 'F'):
     raise BadImage(f'pixels: expected 8 or 16 bits, got 32 bits (mode {mode}), whose range is not known. '
@@ -297,9 +297,9 @@ def _to_rgb(image: Image.Image) -> HostArray:
 
 
 def _warn_if_upper_bits_dark(max_upper: int, encoded: bytes = b'') -> None:
-  """Calls `_warn_if_dark` for an image of 16 bits whose upper 8 bits are at most `max_upper`.
+  """Calls `_warn_if_dark` for an image of 16 bits in which the largest value of the upper 8 bits is `max_upper`.
 
-  If `max_upper` is 0, the file in `encoded` is decoded again with all bits; without it, there is no warning.
+  If `max_upper` is 0, the file `encoded` is decoded again with all bits; without a file, there is no warning.
   """
   max_value = (max_upper + 1 << 8) - 1 if max_upper else 0
   if encoded and not max_upper:
@@ -309,7 +309,7 @@ def _warn_if_upper_bits_dark(max_upper: int, encoded: bytes = b'') -> None:
 
 
 def _warn_if_dark(max_value: int) -> None:
-  """Warns, once in a process, that an image of 16 bits is dark if its largest value is small, but not 0."""
+  """Warns, once in a process, that an image of 16 bits is dark if `max_value` is small, but not 0."""
   if not 0 < max_value < _DARK_BELOW or _has_warned.is_set():
     return
   _has_warned.set()
@@ -320,8 +320,8 @@ def _warn_if_dark(max_value: int) -> None:
 
 
 @contextlib.contextmanager
-def _raising_bad_image(kind: str) -> Iterator[None]:
-  """Raises BadImage in place of the errors that Pillow raises for a damaged file of the format `kind`."""
+def _raising_bad_image(file_format: str) -> Iterator[None]:
+  """Raises BadImage in place of the errors that Pillow raises for a damaged file of this format."""
   try:
     yield
   except BadImage:
@@ -329,4 +329,4 @@ def _raising_bad_image(kind: str) -> Iterator[None]:
   except PILLOW_ERRORS as error:
     if isinstance(error, OSError) and error.errno:
       raise  # an error of the operating system, not of the file
-    raise BadImage(f'not a complete {kind.upper()} image: {error or type(error).__name__}') from error
+    raise BadImage(f'not a complete {file_format.upper()} image: {error or type(error).__name__}') from error

@@ -1,12 +1,12 @@
 """Decodes only the crop of a JPEG; other formats are decoded completely.
 
-`transform.py` calls `find_opener` once, the returned function for each image, and then `size` and `cut` of its result.
-`open_partial` decodes only the part inside the crop, with libjpeg-turbo in nvImageCodec (the extra `crop`), which needs
-no GPU. The pixels are those of the cropped image. CMYK and damaged files are decoded by `decode.decode`, with its error
-messages. `open_fastest` uses `open_partial` if nvImageCodec is installed and decodes a few sample images to the pixels
-of OpenCV. The check is needed because OpenCV contains another version of libjpeg-turbo.
+`transform.py` calls `find_opener` once. It calls the returned function for each image, and then `size` and `cut` of the
+opened image. `open_partial` decodes only the part inside the crop, with libjpeg-turbo in nvImageCodec (the extra
+`crop`), which needs no GPU. The pixels are those of a crop of the completely decoded image. `decode.decode` decodes
+CMYK and damaged files, and raises its usual errors. `open_fastest` uses `open_partial` only if nvImageCodec is
+installed and decodes a few sample images to the pixels of OpenCV, which contains another version of libjpeg-turbo.
 
-All functions may be called by several threads. The package is loaded once in a process; each thread has its decoder.
+Several threads may call all functions. A process loads the package once; each thread has a decoder.
 """
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ from vit_jax.data.image.decode import DecodedImage, Window
 from vit_jax.data.image.headers import AS_STORED, DecodeOptions
 from vit_jax.data.image.opencv import cv2
 
-FEWEST_COLUMNS = 2
-"""Fewest columns that are decoded. Colors are stored at half the width; libjpeg-turbo interpolates each column between
-its neighbors, except if only the first column is decoded, which then differs."""
-_PACKAGE, _EXTENSION = 'nvidia.nvimgcodec', 'libjpeg_turbo_ext.so*'
-_NUM_CHANNELS = (1, 3)  # gray and YCbCr
-_thread = threading.local()
-_load_lock, _compare_lock = threading.Lock(), threading.Lock()  # so that only one thread fills the caches below
+MIN_COLUMNS = 2
+"""At least this number of columns is decoded. Colors are stored at half the width, and libjpeg-turbo interpolates a
+column between its neighbors, but not if only the first column is decoded; that column would then differ."""
+_PACKAGE = 'nvidia.nvimgcodec'
+_DECODER_FILES = 'libjpeg_turbo_ext.so*'  # of the CPU decoder for JPEG in the package
+_SUPPORTED_CHANNELS = (1, 3)  # gray and YCbCr
+_thread = threading.local()  # holds the decoder of each thread
+_load_lock = threading.Lock()  # only one thread fills the cache of `_load_codec`
+_check_lock = threading.Lock()  # only one thread fills the cache of `_check_pixels`
 log = logging.getLogger('vit_jax.data')
 
 
@@ -51,7 +53,7 @@ class Opened(Protocol):
     ...
 
   def cut(self, window: Window) -> HostArray:
-    """Returns the part `[h, w, 3] u8` inside a window. Raises BadImage if it cannot be decoded."""
+    """Returns the part `[h, w, 3] u8` inside a window; raises BadImage if the part cannot be decoded."""
     ...
 
 
@@ -59,50 +61,51 @@ Opener = Callable[[bytes | HostArray, DecodeOptions], Opened]
 
 
 class PartialJpeg:
-  """A JPEG file whose parts can be decoded.
+  """A JPEG file of which `cut` decodes parts; call `cut` only if `is_supported()`.
 
-  `size` is height and width of the image to which crops refer: the upright one with `options.upright`.
+  `size` is height and width, px, of the image to which windows refer: the upright image with `options.upright`, else
+  the stored image.
   """
 
   def __init__(self, encoded: bytes, options: DecodeOptions) -> None:
-    """Raises BadImage if the image is too large or the file is truncated, and RuntimeError as nvImageCodec does."""
+    """Raises BadImage if the image is too large or truncated, and RuntimeError if nvImageCodec refuses the file."""
     header = headers.read_jpeg(encoded)
     headers.check_size(header.height, header.width, options)
     headers.check_jpeg_end(encoded)
-    self._encoded, self._options, self._stored_size = encoded, options, (header.height, header.width)
+    self._encoded, self._options = encoded, options
+    self._stored_size = header.height, header.width
     self._orientation = header.orientation if options.upright else 1
     self.size = self._stored_size[::-1] if self._orientation >= decode.FIRST_TRANSPOSED else self._stored_size
     self._stream = _codec().CodeStream(encoded)
 
   def is_supported(self) -> bool:
-    """Returns whether nvImageCodec finds the same size in the header, and can decode the colors."""
+    """Returns whether nvImageCodec reads the same size from the header, and can decode the colors."""
     size = self._stream.height, self._stream.width
-    return self._stream.num_channels in _NUM_CHANNELS and size == self._stored_size
+    return self._stream.num_channels in _SUPPORTED_CHANNELS and size == self._stored_size
 
   def cut(self, window: Window) -> HostArray:
     """Decodes the part `[h, w, 3] u8` inside a window. Raises BadImage as `decode.decode` does."""
-    codec, (decoder, params) = _codec(), _decoder()
     top, left, height, width = window
-    # Convert the window of the upright image to one of the stored image.
+    # With `upright`, the window is converted to the same part of the stored image.
     if self._orientation >= decode.FIRST_TRANSPOSED:
       top, left, height, width = left, top, width, height
     if self._orientation in decode.FLIPPED_ROWS:
       top = self._stored_size[0] - top - height
     if self._orientation in decode.FLIPPED_COLUMNS:
       left = self._stored_size[1] - left - width
-    right = min(left + max(width, FEWEST_COLUMNS), self._stored_size[1])
-    region = codec.Region(top, left, top + height, right)
+    right = min(left + max(width, MIN_COLUMNS), self._stored_size[1])
+    region = _codec().Region(top, left, top + height, right)
+    decoder, params = _decoder()
     image = decoder.decode(self._stream.get_sub_code_stream(region=region), params=params)
-    if image is None:
+    if image is None:  # the file is damaged
       return window.cut(decode.decode(self._encoded, self._options))
     return decode.orient(np.asarray(image)[:, :width], self._orientation)
 
 
 def find_opener(choice: schema.Decode, *, is_cropped: bool) -> Opener:
-  """Returns the function that opens images for `data.decode`; `is_cropped` says whether crops are cut out of them.
+  """Returns the function that opens images for the setting `data.decode`; without crops, this is `decode.open_image`.
 
-  Raises:
-    UserError: the decoder is not installed.
+  Raises UserError if `choice` is CROP, and nvImageCodec is not installed.
   """
   if choice is schema.Decode.CROP:
     check_installed()
@@ -112,38 +115,37 @@ def find_opener(choice: schema.Decode, *, is_cropped: bool) -> Opener:
 
 
 def open_partial(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage | PartialJpeg:
-  """Returns an image whose parts are decoded on request if it is a supported JPEG; decodes other images completely."""
+  """Opens a JPEG that nvImageCodec supports without decoding it; decodes other images completely."""
   if isinstance(image, bytes) and headers.detect_format(image) == 'jpeg':
     try:
       partial = PartialJpeg(image, options)
       if partial.is_supported():
         return partial
-    except RuntimeError:  # a header that nvImageCodec cannot read
+    except RuntimeError:  # nvImageCodec cannot read the header
       pass
   return decode.open_image(image, options)
 
 
 def open_fastest(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage | PartialJpeg:
-  """Opens as `open_partial` if that gives the pixels of OpenCV on this machine, else as `decode.open_image`."""
-  is_jpeg = isinstance(image, bytes) and headers.detect_format(image) == 'jpeg'
-  return open_partial(image, options) if is_jpeg and is_exact() else decode.open_image(image, options)
-
-
-def is_exact() -> bool:
-  """Returns whether nvImageCodec is installed and decodes parts of images to the pixels of OpenCV.
-
-  A process compares the pixels once, in a few ms, and warns if they differ.
-  """
-  with _compare_lock:
-    return _compare()
+  """Calls `open_partial` for a JPEG if nvImageCodec decodes to the pixels of OpenCV here, else `decode.open_image`."""
+  if isinstance(image, bytes) and headers.detect_format(image) == 'jpeg':
+    with _check_lock:
+      has_same_pixels = _check_pixels()
+    if has_same_pixels:
+      return open_partial(image, options)
+  return decode.open_image(image, options)
 
 
 @functools.cache
-def _compare() -> bool:
+def _check_pixels() -> bool:
+  """Returns whether nvImageCodec is installed and decodes to the pixels of OpenCV; warns if they differ.
+
+  The result of the first call, which takes a few ms, is kept for the process.
+  """
   if not is_installed():
     return False
   try:
-    problems = [name for name, encoded in _samples().items() if not _is_equal(encoded)]
+    problems = [name for name, encoded in _make_samples().items() if not _is_equal(encoded)]
   except (ImportError, OSError, RuntimeError) as error:
     problems = [f'{type(error).__name__}: {error}']
   if problems:
@@ -152,10 +154,10 @@ def _compare() -> bool:
   return not problems
 
 
-def _samples() -> dict[str, bytes]:
-  """Returns JPEG files of smooth noise by name: one for each color subsampling, a progressive one and a gray one."""
-  image = cv2.resize(np.random.default_rng(0).integers(0, 256, (9, 11, 3), np.uint8), (107, 75),
-                     interpolation=cv2.INTER_CUBIC)
+def _make_samples() -> dict[str, bytes]:
+  """Returns JPEG files of smooth noise by name: one for each color subsampling, a progressive file and a gray file."""
+  noise = np.random.default_rng(0).integers(0, 256, (9, 11, 3), np.uint8)
+  image = cv2.resize(noise, (107, 75), interpolation=cv2.INTER_CUBIC)
   options = {'4:2:0': (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420),
              '4:2:2': (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_422),
              '4:4:4': (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444),
@@ -166,7 +168,8 @@ def _samples() -> dict[str, bytes]:
 
 def _is_equal(encoded: bytes) -> bool:
   """Returns whether some windows of a sample have the same pixels in both decoders."""
-  image, opened = decode.decode(encoded), open_partial(encoded)
+  image = decode.decode(encoded)
+  opened = open_partial(encoded)
   windows = (Window(0, 0, 75, 107), Window(13, 22, 41, 70), Window(30, 51, 1, 3), Window(47, 1, 28, 17))
   return isinstance(opened, PartialJpeg) and all(
       np.array_equal(opened.cut(window), window.cut(image)) for window in windows)
@@ -197,12 +200,12 @@ def _codec() -> Any:
 def _load_codec() -> Any:
   """Loads the package with only its CPU decoder for JPEG: the other decoders print that there is no GPU.
 
-  The package loads the decoders in the folder that `NVIMGCODEC_EXTENSIONS_PATH` names when it is imported.
+  At import, the package loads all decoders in the folder `$NVIMGCODEC_EXTENSIONS_PATH`: here only a link to that one.
   """
   spec = importlib.util.find_spec(_PACKAGE)
   assert spec is not None and spec.submodule_search_locations, 'call check_installed() first'
   with tempfile.TemporaryDirectory(prefix='vit_jax_codec_') as folder:
-    for path in pathlib.Path(spec.submodule_search_locations[0], 'extensions').glob(_EXTENSION):
+    for path in pathlib.Path(spec.submodule_search_locations[0], 'extensions').glob(_DECODER_FILES):
       os.symlink(path, pathlib.Path(folder, path.name))
     variables = {'NVIMGCODEC_EXTENSIONS_PATH': folder, 'PYNVIMGCODEC_VERBOSITY': '0'}
     previous = {name: os.environ.get(name) for name in variables}
@@ -217,7 +220,7 @@ def _load_codec() -> Any:
 
 
 def _decoder() -> tuple[Any, Any]:
-  """Returns the decoder of this thread, and its parameters: 8-bit RGB as stored, without the EXIF orientation."""
+  """Returns the decoder of this thread and parameters for 8-bit RGB without the EXIF orientation, created once."""
   if not hasattr(_thread, 'decoder'):
     codec = _codec()
     _thread.decoder = (

@@ -1,4 +1,4 @@
-"""OpenCV, which is imported when one of its functions is first used."""
+"""Provides `cv2` (OpenCV), which is imported at the first use of one of its functions."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -12,9 +12,9 @@ else:
 
 
 def quieten() -> None:
-  """Sets OpenCV to one thread per image, as there are many images, and to no warnings, as bad images are logged here.
+  """Sets OpenCV to one thread per image and turns off OpenCV's log: callers process many images, and report bad ones.
 
-  libjpeg's own warnings (`Corrupt JPEG data`) do not go through OpenCV's log and remain.
+  libjpeg's warnings (`Corrupt JPEG data`) do not pass through OpenCV's log and are still printed.
   """
   cv2.setNumThreads(0)
   cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
