@@ -178,7 +178,7 @@ def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings
   """
   _check_classes(splits)
   plan = _plan(splits, settings)
-  if (folder / array_record.INFO).exists() or (isinstance(folder, pathlib.Path) and not files.is_new(folder)):
+  if (folder / array_record.INFO).exists() or (isinstance(folder, pathlib.Path) and not files.is_vacant(folder)):
     _check_same(folder, plan)
     return Outcome.THERE
   counts = {name: _count_shards(name, source, settings) for name, source in splits.items()}
@@ -199,14 +199,14 @@ def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings
   unfinished = files.Unfinished(folder, json.dumps(plan), names | {array_record.INFO, array_record.SUMS})
   has_other_hosts = share.num_hosts > 1
   with unfinished.open(joins=has_other_hosts) as part:
-    if files.is_new(folder):  # else another host has just completed it
+    if files.is_vacant(folder):  # else another host has just completed it
       write_share(part)
     if not has_other_hosts and (dataset_files := finish(part)):
       unfinished.complete(dataset_files)
   with unfinished.alone() as is_last:
     if is_last and (dataset_files := finish(part)):
       unfinished.complete(dataset_files)
-  if files.is_new(folder):
+  if files.is_vacant(folder):
     return Outcome.PART
   _check_same(folder, plan)
   return Outcome.WRITTEN
