@@ -189,7 +189,7 @@ def _model(name: str, offline: bool) -> pathlib.Path:
     if found := _from_hub(repository, side, offline=offline):
       repository = repository._replace(revision=found.commit)  # all files of one commit
       if side == 'config.json' and _is_run(found.path):
-        listing = None if offline or hub.is_offline() else hub.find(repository)
+        listing = None if offline or hub.is_offline() else hub.list_files(repository)
         for one in listing.files if listing else ():
           hub.fetch(repository, one, most_bytes=download.MOST_BYTES)
         return found.path.parent

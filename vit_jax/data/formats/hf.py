@@ -112,7 +112,7 @@ def pin(where: str, known: Iterable[str]) -> str:
 
 def _find(repository: Repository) -> tuple[Repository, tuple[str, ...]]:
   """Returns the repository at the commit of its revision, and the paths of its files."""
-  commit = hub.find(repository)
+  commit = hub.list_files(repository)
   if commit is None:
     if hub.is_offline():
       raise UserError(f'{repository}: expected a dataset and revision in the cache, since HF_HUB_OFFLINE=1, got '
@@ -126,7 +126,7 @@ def _choose(repository: Repository, names: Sequence[str], subset: str,
             where: str) -> tuple[Repository, Mapping[str, Sequence[str]]]:
   """Returns the repository, or its branch `CONVERTED` if it has no Parquet files, and a subset's files by split."""
   files = _subsets(repository, names)
-  if not files and (converted := hub.find(repository._replace(revision=CONVERTED))):
+  if not files and (converted := hub.list_files(repository._replace(revision=CONVERTED))):
     repository = repository._replace(revision=converted.commit)
     parts = [name.split('/') for name in sorted(converted.files) if name.endswith('.parquet')]
     files = _grouped(_Listed(path[0], path[1].removeprefix('partial-'), '/'.join(path)) for path in parts
