@@ -280,7 +280,7 @@ class Coordinator:
     """Passes a signal to stop on to the runs, which save; a second Ctrl-C kills them."""
     del frame
     if number == signal.SIGINT:
-      self._answer.say()
+      self._answer.write()
     if self._stopped_by and number == signal.SIGINT:
       for process in self._active:
         process.stop(signal.SIGKILL)
