@@ -23,8 +23,8 @@ def flops(function: Callable[..., Any], *args: PyTree) -> dict[str, int]:
   """Returns the FLOPs of one call by scope, two per multiply-add; `args` may be shapes (`jax.ShapeDtypeStruct`).
 
   Matrix products and convolutions count, elementwise work does not, as in the papers. Products with the padding of a
-  convolution count, products with the zeros inside a dilated input do not. The body of a scan counts once per iteration.
-  Branches must have equal FLOPs or none: a part that is computed only from some step on counts as if always computed.
+  convolution count, products with the zeros inside a dilated input do not. The body of a scan counts in each iteration.
+  Branches must have equal FLOPs or none: a part that is computed only from some step on counts as always computed.
   The scope of an operation is the path of modules and `jax.named_scope` names around it, such as `blocks/attn/query`.
 
   Raises:
