@@ -1,6 +1,6 @@
 """Makes batches one ahead of the training loop, in a thread: the host reads and places batch t + 1 during step t.
 
-The train job creates one `Ahead` from the loader's batches and `mesh.put_batch`, and the training loop iterates over it.
+The train job creates one `Ahead` from the batches of its loader and `mesh.put_batch`; the training loop consumes it.
 """
 from __future__ import annotations
 
