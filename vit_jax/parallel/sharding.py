@@ -168,7 +168,7 @@ def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
   """Returns a PartitionSpec for every leaf of the optimizer state or of `extra`.
 
   A leaf whose path ends in the path of a parameter gets the spec of that parameter, if the leaf has the parameter's
-  shape, or this shape without one axis (factored moments). Any other leaf is replicated: a leaf below the key `TRAINED`,
+  shape, or that without one axis (factored moments). Any other leaf is replicated: a leaf below the key `TRAINED`,
   a scalar, or a vector (of each layer) of at most `MAX_REPLICATED_BYTES`: a counter, a center, a running statistic.
 
   Args:
