@@ -1,4 +1,4 @@
-"""Refuses paths that are mistyped addresses, such as `gs:/BUCKET/x` in place of `gs://BUCKET/x`."""
+"""Refuses mistyped addresses, such as `gs:/BUCKET/x` in place of `gs://BUCKET/x`, which would be local paths."""
 from __future__ import annotations
 
 import re
@@ -13,8 +13,6 @@ _MISTYPED = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):/(?!/)|'  # one slash: gs:/b/
 
 def check(text: str, setting: str) -> None:
   """Checks that a text is an address, or a path that does not look like a mistyped address.
-
-  Without this check `gs:/b/x` and `gs//b/x` would be local paths.
 
   Raises:
     UserError: the text looks like a mistyped address. The message begins with `setting`.

@@ -6,7 +6,6 @@ Callers with the path of such a file, such as `data/answers.py`, call `read_npz`
 
 The sizes that an archive declares for its members are compared with the size of the file before any decompression, and
 no member is decompressed beyond its declared size. No other module reads such files (`tests/test_house.py`).
-
 Formats: PKWARE's APPNOTE.TXT, section 4.3; numpy.lib.format.
 """
 from __future__ import annotations

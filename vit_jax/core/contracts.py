@@ -24,7 +24,6 @@ class Backbone(Protocol):
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
     """Returns parameters (f32) and state for images of the shape of `image [B, H, W, 3] f32`."""
-    ...
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
@@ -32,7 +31,6 @@ class Backbone(Protocol):
 
     `key` is for dropout and stochastic depth; it may be None if `train` is False.
     """
-    ...
 
 
 class TokenBackbone(Backbone, Protocol):
@@ -40,15 +38,12 @@ class TokenBackbone(Backbone, Protocol):
 
   def embed(self, params: Params, image: Array) -> Array:
     """Maps `[B, H, W, 3]` to patch tokens `[B, N, D]`, without position embeddings and class token."""
-    ...
 
   def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
     """Maps images to patch tokens like `embed`, and also returns the new state, for stems with running statistics."""
-    ...
 
   def positions(self, params: Params, grid: tuple[int, int]) -> Array:
     """Returns position embeddings `[N, D]` of the patch tokens on a grid `(h, w)`."""
-    ...
 
   def encode(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int],
              train: bool, key: Key | None, mask: Array | None = None) -> Features:
@@ -58,7 +53,6 @@ class TokenBackbone(Backbone, Protocol):
 
     Raises UserError for a subset if the blocks depend on the positions of tokens in the grid.
     """
-    ...
 
 
 class LayeredBackbone(Backbone, Protocol):
@@ -69,7 +63,6 @@ class LayeredBackbone(Backbone, Protocol):
 
     `state` has the running statistics; None = the network has none.
     """
-    ...
 
   def block(self, params: Params, tokens: Array, *, layer: Array | int, capture: bool,
             attn_delta: Array | None = None) -> tuple[Array, dict[str, Array]]:
@@ -78,15 +71,12 @@ class LayeredBackbone(Backbone, Protocol):
     `attn_delta [B, A, M, M]` is added to the attention weights. Returns the new tokens and, with `capture`,
     `attention [B, A, M, M]` f32 on the explicit path (axial attention: `row_attention` and `column_attention`).
     """
-    ...
 
   def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
     """Returns the features for the output of the last block."""
-    ...
 
   def readout_weights(self, params: Params, tokens: Array) -> Array:
     """Returns the weight of each token in the pooled features, `[B, M]` f32 with sum 1, for the last block's output."""
-    ...
 
 
 class View(Protocol):
@@ -94,11 +84,9 @@ class View(Protocol):
 
   def select(self, params: Params, extra: Extra) -> PyTree:
     """Returns the part of a state that `predict` uses: backbone, head, running statistics."""
-    ...
 
   def predict(self, selected: PyTree, image: Array) -> Outputs:
     """Returns the outputs for prepared images `[B, H, W, 3] f32`, without dropout."""
-    ...
 
 
 class Viewed(Protocol):
@@ -106,7 +94,6 @@ class Viewed(Protocol):
 
   def views(self) -> dict[str, View]:
     """Returns the networks by name; `student` always exists."""
-    ...
 
 
 class Objective(Viewed, Protocol):
@@ -114,15 +101,12 @@ class Objective(Viewed, Protocol):
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     """Returns parameters and `extra` for prepared batches of the shape of `batch`."""
-    ...
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     """Returns the loss of a prepared batch. `step` is the number of updates done before this one."""
-    ...
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     """Returns the next `extra`, from the updated parameters and the summed `stats`."""
-    ...
 
 
 class Coupling(NamedTuple):
@@ -161,7 +145,6 @@ class Coupled(Protocol):
 
   def coupling(self) -> Coupling | None:
     """Returns the two parts of the loss; None if the loss is a mean over examples."""
-    ...
 
 
 def coupling(objective: Objective) -> Coupling | None:
@@ -214,19 +197,15 @@ class Loader(Protocol):
 
   def batches(self, start: int) -> Iterator[Batch]:
     """Yields batches of host arrays without end, from step `start`: this process's rows."""
-    ...
 
   def indexes(self, step: int) -> HostArray:
     """Returns the index of each example in the global batch of a step, `[B] i64`: the rows of all processes."""
-    ...
 
   def describe(self, index: int) -> str:
     """Returns a name by which a user can find the example: a file path, or source and position."""
-    ...
 
   def close(self) -> None:
     """Stops workers and frees their resources."""
-    ...
 
 
 class EvalLoader(Protocol):
@@ -239,16 +218,12 @@ class EvalLoader(Protocol):
   @property
   def num_bad(self) -> int:
     """Number of this process's images that could not be decoded so far. They have a `mask` of 0, and do not count."""
-    ...
 
   def batches(self) -> Iterator[Batch]:
     """Yields batches of host arrays, always with `mask` and `index`: this process's rows."""
-    ...
 
   def describe(self, index: int) -> str:
     """Returns a name by which a user can find the example."""
-    ...
 
   def close(self) -> None:
     """Stops workers and frees their resources."""
-    ...

@@ -121,10 +121,7 @@ def chain(error: BaseException, *, with_context: bool = True) -> Iterator[BaseEx
 
 
 def code_of(error: BaseException) -> int | str | None:
-  """Returns the code of an error, without its causes, from an attribute or from words in the message; None without one.
-
-  The code need not be in `MEANINGS`.
-  """
+  """Returns the code of an error, without its causes, from an attribute or else the message; None without a code."""
   if isinstance(error, MemoryError):
     return errno.ENOMEM
   if isinstance(error, OSError) and error.errno is not None:

@@ -191,11 +191,8 @@ def is_trusted_folder(folder: str) -> bool:
 
 
 def leave_current_folder() -> None:
-  """Removes the current folder from the module paths of this process and of its children, unless it is trusted.
-
-  `python -m` puts the current folder first in `sys.path`. A stranger's file there could replace a package.
-  """
-  here = os.getcwd()
+  """Removes the current folder from the module paths of this process and of its children, unless it is trusted."""
+  here = os.getcwd()  # `python -m` puts this folder first, so that a stranger's file could replace a package
   if not is_trusted_folder(here):
     sys.path[:] = _sys_path_without(here)
     os.environ['PYTHONSAFEPATH'] = '1'

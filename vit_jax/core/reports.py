@@ -27,8 +27,7 @@ from vit_jax.core.failures import MEANINGS, SHOW, TRY_AGAIN, UNFORESEEN, USER_ER
 from vit_jax.core.signals import ENDING, INTERRUPTED
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
-MAX_REPORTS = 20
-"""Number of reports that `save` keeps; older reports are deleted."""
+MAX_REPORTS = 20  # `save` keeps so many reports, and deletes older ones
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy', 'libtpu')
 _CLEAR_WITHOUT_PATH = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Error numbers whose message is clear without a path."""
@@ -137,10 +136,8 @@ def versions() -> str:
   """Returns the versions of this program, Python and the main packages, in two lines; imports no package."""
   installed = []
   for name in _PACKAGES:
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
       installed.append(f'{name} {metadata.version(name)}')
-    except metadata.PackageNotFoundError:
-      continue
   return (f'vit_jax {vit_jax.__version__}, Python {platform.python_version()} on {platform.platform()}\n'
           f'{", ".join(installed)}')
 

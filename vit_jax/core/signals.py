@@ -50,10 +50,8 @@ class Answer:
         os.write(2, start + self._line)
 
 
-_ending: list[Answer] = []
-"""The answer to Ctrl-C outside of `answering`: one entry after `watch` was called, none before."""
-_answers: list[Answer] = []
-"""The answers of all `answering` statements that are active, the innermost last."""
+_ending: list[Answer] = []  # the answer to Ctrl-C outside of `answering`: one entry after `watch`, none before
+_answers: list[Answer] = []  # the answers of all active `answering` statements, the innermost last
 
 
 def watch() -> None:

@@ -63,10 +63,7 @@ def is_stacked(name: str) -> bool:
 
 
 def difference(found: PyTree, wanted: PyTree, *, found_name: str, wanted_name: str) -> str:
-  """Returns one line for each difference of two trees in path names, shapes and dtypes; '' for equal trees.
-
-  The lines call the trees by `found_name` and `wanted_name`.
-  """
+  """Returns one line for each difference of two trees in path names, shapes and dtypes; '' if the trees are equal."""
   found_types = {name: _type_text(leaf) for name, leaf in flatten(found).items()}
   wanted_types = {name: _type_text(leaf) for name, leaf in flatten(wanted).items()}
   lines = []

@@ -30,13 +30,10 @@ HostArray = np.ndarray
 ArrayLike = jax.Array | np.ndarray
 PyTree = Any
 """Any nested containers with arrays as leaves."""
-
 Params = dict[str, Any]
 """Nested dict of f32 arrays. Path names are a public format."""
-
 Extra = dict[str, Any]
 """State of an objective without gradients: teacher, center, EMA copy, BatchNorm state."""
-
 Batch = dict[str, Any]
 """One batch: NumPy arrays on the host, jax arrays on devices. All possible keys:
 

@@ -64,10 +64,7 @@ def extra(environ: Mapping[str, str] = os.environ, *, root: pathlib.Path = pathl
 
 
 def has_tpu(environ: Mapping[str, str], root: pathlib.Path) -> bool:
-  """Returns whether this machine has a TPU.
-
-  The signs are variables of TPU VMs, device files of the TPU driver, or a PCI device of Google.
-  """
+  """Returns whether this machine has variables of TPU VMs, device files of TPU drivers, or a PCI device of Google."""
   if any(environ.get(name) for name in _TPU_VARIABLES) or any((root / 'dev').glob('accel[0-9]*')):
     return True
   vendor_files = (root / 'sys/bus/pci/devices').glob('*/vendor')
