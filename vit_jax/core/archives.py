@@ -116,7 +116,7 @@ def _read_num_members(tail: bytes) -> int:
   """Returns the number of members that the end record states, given the last bytes of the file."""
   record = len(tail) - _END_BYTES  # the position of the record if the archive has no comment
   if tail[record:record + len(_END_SIGNATURE)] != _END_SIGNATURE or tail[-2:] != b'\0\0':
-    record = tail.rfind(_END_SIGNATURE)  # not done first: the fields of a record may contain the signature
+    record = tail.rfind(_END_SIGNATURE)  # behind a comment; other parts of the record may contain the signature
   num_members, = struct.unpack_from('<H', tail, record + 10)
   record_64 = tail.rfind(_END_64_SIGNATURE, 0, record)
   if num_members == 0xFFFF and record_64 >= 0:

@@ -109,7 +109,7 @@ def explained(subject: str, *, max_bytes: int, expected: str, advice: str) -> It
     line = error.object.count(b'\n', 0, error.start) + 1
     raise UserError(message(f'byte 0x{error.object[error.start]:02x} in line {line:,}, which is not UTF-8')) from None
   except OSError as error:
-    raise failures.kind(error)(message(f'"{error.strerror or error}"')) from error
+    raise failures.error_class(error)(message(f'"{error.strerror or error}"')) from error
   except UserError:
     raise
   except ValueError:  # `open` raises it for a path with a zero byte

@@ -130,8 +130,8 @@ def code_of(error: BaseException) -> int | str | None:
   if (_is_of_client(error) or type(error).__module__.startswith('urllib.')) and re.fullmatch('[1-5][0-9][0-9]', status):
     return int(status)
   text = str(error)
-  if number := _NUMBER_IN_TEXT.search(text):
-    return int(number[1] or number[2])
+  if match := _NUMBER_IN_TEXT.search(text):
+    return int(match[1] or match[2])
   if isinstance(error, _PROGRAMMING_ERRORS):
     return None
   phrase = _PHRASE_IN_TEXT.search(text)
@@ -233,10 +233,10 @@ def is_of_runtime(error: BaseException) -> bool:
   if isinstance(error, OSError):  # raised while an error of the runtime was being handled
     return False
   is_unknown = any(type(cause).__name__ in _RUNTIME_ERRORS and _meaning(cause) == _UNLISTED for cause in chain(error))
-  return is_unknown and kind(error) is UserError
+  return is_unknown and error_class(error) is UserError
 
 
-def kind(error: BaseException) -> type[UserError] | type[TemporaryError]:
+def error_class(error: BaseException) -> type[UserError] | type[TemporaryError]:
   """Returns the class of the error to raise in place of an error of the system.
 
   The class is `UserError` if a person has to change something, `TemporaryError` if the same command may succeed later.
@@ -256,8 +256,8 @@ def unreadable(error: BaseException, what: str) -> UserError | TemporaryError:
   subject = f'{what} ({path})' if path and path not in what else what
   meanings = filter(None, map(_meaning, chain(error)))
   todo = advice(error) or next((meaning.advice for meaning in meanings), _CHECKS)
-  return kind(error)(f'{subject}: expected to read it, got "{first_line(error)}". {todo} Then run the same command '
-                       'again; nothing was skipped or changed.')
+  return error_class(error)(f'{subject}: expected to read it, got "{first_line(error)}". {todo} Then run the same '
+                            'command again; nothing was skipped or changed.')
 
 
 def reading(what: str, error: BaseException) -> Damaged | UserError | TemporaryError:
@@ -268,8 +268,8 @@ def reading(what: str, error: BaseException) -> Damaged | UserError | TemporaryE
 def writing(what: str, error: BaseException) -> UserError | TemporaryError:
   """Returns the error to raise in place of an error while writing `what`."""
   todo = advice(error) or 'Move away what is there, or choose another path.'
-  return kind(error)(f'{what}: expected to write it, got "{first_line(error)}". {todo} Then run the same command '
-                       'again.')
+  return error_class(error)(f'{what}: expected to write it, got "{first_line(error)}". {todo} Then run the same '
+                            'command again.')
 
 
 def configure(patience_s: float | None) -> None:

@@ -199,7 +199,9 @@ class Unfinished:
 
   @contextlib.contextmanager
   def open(self, *, joins: bool = False) -> Iterator[pathlib.Path]:
-    """Yields the folder, created if it is missing, while this process has its lock; after an error removes it if empty.
+    """Creates the folder if it is missing, and yields the folder while this process has its lock.
+
+    After an error in the `with` statement, a folder that has only `plan.json` is removed.
 
     Args:
       joins: whether several processes may write different files of the plan at the same time.
@@ -339,6 +341,6 @@ def try_lock(file: IO[Any], *, where: str) -> bool:
   except BlockingIOError:
     return False
   except OSError as error:
-    error_class = UserError if error.errno in NO_LOCKS else failures.kind(error)
+    error_class = UserError if error.errno in NO_LOCKS else failures.error_class(error)
     raise error_class(f'{where}: expected a file system with locks (flock), got "{error.strerror}". Choose a folder on '
                       'a local disk or NFS, and copy the results afterwards.') from error

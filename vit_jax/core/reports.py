@@ -83,7 +83,7 @@ def _explain_expected(error: BaseException) -> Failure | None:
         cause.filename is not None or cause.errno in _CLEAR_WITHOUT_PATH):
       paths = [os.fsdecode(path) if isinstance(path, bytes) else str(path)
                for path in (cause.filename, cause.filename2) if path is not None]
-      status = TRY_AGAIN if failures.kind(cause) is TemporaryError else USER_ERROR
+      status = TRY_AGAIN if failures.error_class(cause) is TemporaryError else USER_ERROR
       return Failure(status, f'error: {" -> ".join(paths) or "a file or standard output"}: {cause.strerror}. '
                              f'{MEANINGS[cause.errno].advice}')
     if (code := failures.code_of(cause)) in (errno.ENOSPC, errno.EDQUOT):

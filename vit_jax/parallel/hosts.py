@@ -1,6 +1,6 @@
 """Several processes as one run: reads the rank of this process from the environment, and connects the processes.
 
-Without the variables below, the process runs alone. Jobs call `initialize`, and `main.py` calls `leave` after a failure.
+Without the variables below, the process runs alone. Jobs call `initialize`; `main.py` calls `leave` after a failure.
 
 | environment | rank of this process | address of process 0 |
 |---|---|---|

@@ -53,8 +53,8 @@ def local(where: str, *, opener: Opener = open_address, offline: bool = False) -
       return path
   except (OSError, RuntimeError) as error:  # no permission, a name that is too long, or an unknown user after ~
     reason = getattr(error, 'strerror', None) or error
-    raise failures.kind(error)(f'{where}: expected the path of a file or folder, got "{reason}". Check the '
-                                'path.') from error
+    raise failures.error_class(error)(f'{where}: expected the path of a file or folder, got "{reason}". Check the '
+                                      'path.') from error
   if is_redacted(where):
     raise UserError(f'{where}: expected an address with its password or token, got one without, as records have it. '
                     'Give the complete address, or download the file and give its path.')
