@@ -116,13 +116,13 @@ def explained(subject: str, *, max_bytes: int, expected: str, advice: str) -> It
     raise UserError(message('a path with a zero byte')) from None
 
 
-def read_text(path: Path, where: str = '', *, max_bytes: int = MAX_BYTES, expected: str = 'a text file',
+def read_text(path: Path, subject: str = '', *, max_bytes: int = MAX_BYTES, expected: str = 'a text file',
               advice: str = 'Check the path.') -> str:
   """Returns the text of a file in UTF-8, with or without a byte order mark.
 
   Args:
     path: the path of the file, in which a leading `~` is the home directory.
-    where: the setting with the path; the message begins with it; '' = the path.
+    subject: the setting with the path; the message begins with it; '' = the path.
     max_bytes: the largest size of the file.
     expected, advice: parts of the message, as in `explained`.
 
@@ -131,7 +131,7 @@ def read_text(path: Path, where: str = '', *, max_bytes: int = MAX_BYTES, expect
   """
   name = os.fspath(path)
   full_path = path if '://' in name else os.path.expanduser(name)
-  with explained(where or name, max_bytes=max_bytes, expected=expected, advice=advice):
+  with explained(subject or name, max_bytes=max_bytes, expected=expected, advice=advice):
     return failures.retried(lambda: read_bytes(full_path, max_bytes), f'reading {name}').decode('utf-8-sig')
 
 
@@ -208,26 +208,26 @@ def load(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
     raise ValueError(f'a file of {error.found}; at most {max_bytes:,} are read') from None
 
 
-def field(text: str | bytes, where: str, *, expected: str, advice: str, nan: bool = False) -> Field:
+def field(text: str | bytes, subject: str, *, expected: str, advice: str, nan: bool = False) -> Field:
   """Returns the value of a JSON text; `nan` allows NaN and infinities. Other arguments are those of `read_text`.
 
   Raises:
     UserError: in place of the ValueError of `parse`.
   """
   try:
-    return Field(parse(text, nan=nan), where, advice)
+    return Field(parse(text, nan=nan), subject, advice)
   except ValueError as error:
-    raise UserError(f'{where}: expected {expected}, got {error}. {advice}') from None
+    raise UserError(f'{subject}: expected {expected}, got {error}. {advice}') from None
 
 
-def read(path: Path, *, expected: str = 'a JSON object', advice: str = RESTORE, where: str = '') -> Field:
+def read(path: Path, *, expected: str = 'a JSON object', advice: str = RESTORE, subject: str = '') -> Field:
   """Returns the value of a JSON file. The arguments are those of `read_text`.
 
   Raises:
     UserError, TemporaryError: the file cannot be read, is too large, or is not JSON.
   """
-  where = where or os.fspath(path)
-  return field(read_text(path, where, expected=expected, advice=advice), where, expected=expected, advice=advice)
+  subject = subject or os.fspath(path)
+  return field(read_text(path, subject, expected=expected, advice=advice), subject, expected=expected, advice=advice)
 
 
 class Field(NamedTuple):
@@ -246,13 +246,13 @@ class Field(NamedTuple):
   default: Any = _REQUIRED
 
   @property
-  def where(self) -> str:
+  def subject(self) -> str:
     """The file and the position in it, with which messages begin."""
     return f'{self.file}, {self.json_path}' if self.json_path else self.file
 
   def error(self, expected: str) -> UserError:
     """Returns the error that the value is not `expected`."""
-    return UserError(f'{self.where}: expected {expected}, got {describe(self.value)}. {self.advice}')
+    return UserError(f'{self.subject}: expected {expected}, got {describe(self.value)}. {self.advice}')
 
   def __contains__(self, name: Any) -> bool:
     """Returns whether the object has a field of this name that is not null."""
@@ -262,7 +262,7 @@ class Field(NamedTuple):
     """Returns a field of the object. Raises UserError if there is no field of this name and no default."""
     content = self.object()
     if name not in content and default is _REQUIRED:
-      raise UserError(f'{self.where}: expected the field {shown(name)}, got {listed(list(content), 5) or "none"}. '
+      raise UserError(f'{self.subject}: expected the field {shown(name)}, got {listed(list(content), 5) or "none"}. '
                       f'{self.advice}')
     return self._child(f'.{shown(name)}', content.get(name))._replace(default=default)
 

@@ -5,8 +5,8 @@ Without the variables below, the process runs alone. Jobs call `initialize`; `ma
 | environment | rank of this process | address of process 0 |
 |---|---|---|
 | `VIT_JAX_COORDINATOR=HOST:PORT`, `VIT_JAX_NUM_PROCESSES`, `VIT_JAX_PROCESS_ID` | as given; the rank may also come from `SLURM_PROCID` or `JOB_COMPLETION_INDEX` | as given |
-| a Slurm step of several tasks | `SLURM_PROCID` of `SLURM_STEP_NUM_TASKS` | first of `SLURM_STEP_NODELIST` |
-| `TPU_WORKER_HOSTNAMES` of several hosts | `TPU_WORKER_ID` | first of these hosts |
+| a Slurm step of several tasks | `SLURM_PROCID` of `SLURM_STEP_NUM_TASKS` | first host of `SLURM_STEP_NODELIST` |
+| `TPU_WORKER_HOSTNAMES` of several hosts | `TPU_WORKER_ID` | first of the hosts |
 | `VIT_JAX_DISTRIBUTED=auto` | detected by jax | detected by jax |
 | `VIT_JAX_DISTRIBUTED=off` | alone, whatever else is set | |
 
@@ -14,11 +14,11 @@ Without the variables below, the process runs alone. Jobs call `initialize`; `ma
 each process connects to process 0 and sends the line `vit_jax RANK NUM_PROCESSES`. Process 0 answers `go` when all
 lines have arrived, or `stranger` at once if the number of processes differs or the rank is taken.
 
-| time limit, seconds | default | of |
+| time limit, seconds | default | limits |
 |---|---|---|
 | `VIT_JAX_CONNECT_TIMEOUT_S` | 300 | `meet` |
-| `VIT_JAX_HEARTBEAT_TIMEOUT_S` | 100 | the time without a heartbeat of a process, after which jax ends the others with status 134; an operation over all processes may fail earlier, with status 75 |
-| `VIT_JAX_SHUTDOWN_TIMEOUT_S` | 300 | the time that a finished process waits for the others |
+| `VIT_JAX_HEARTBEAT_TIMEOUT_S` | 100 | the time without a heartbeat of a process, after which jax ends the other processes with status 134; an operation over all processes may fail earlier, with status 75 |
+| `VIT_JAX_SHUTDOWN_TIMEOUT_S` | 300 | the time that a finished process waits for the other processes |
 """  # noqa: E501
 from __future__ import annotations
 

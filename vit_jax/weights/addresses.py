@@ -294,4 +294,4 @@ def _prove_weights(path: pathlib.Path, said: str) -> None:
 
 
 def _prove_json(path: pathlib.Path, said: str) -> None:
-  documents.read(path, where=said, advice='Try again later.').object()
+  documents.read(path, subject=said, advice='Try again later.').object()
