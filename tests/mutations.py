@@ -306,8 +306,8 @@ MUTATIONS = (
     Mutation('evaluate/classify.py', 'target_BC * (mask_B / jnp.maximum(target_BC.sum(-1), 1.))[:, None]',
              'target_BC * mask_B[:, None]', 'evaluate/test_classify.py'),
     Mutation('config/durations.py', 'int(steps + .5)', 'int(steps)', 'config/test_durations.py'),
-    Mutation('core/types.py', 'np.array(self.parts, np.int64)[:, None] * size', 'np.arange(len(self.parts))[:, None] * '
-             'size', LOADER),
+    Mutation('core/types.py', 'np.array(self.parts, np.int64)[:, None] * rows_per_part',
+             'np.arange(len(self.parts))[:, None] * rows_per_part', LOADER),
     Mutation('data/device/token_targets.py', "'labels': labels_BC / labels_BC.sum(-1, keepdims=True)",
              "'labels': labels_BC", 'data/test_token_targets.py data/test_pseudo.py'),
     Mutation('train/loop.py', '_Dispatched(step + 1, metrics, batch)', '_Dispatched(step, metrics, batch)',

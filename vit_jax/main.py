@@ -319,7 +319,7 @@ def _run(arguments: list[str]) -> int:
   except BaseException as error:
     failure = reports.explain(error, arguments)
   reports.drop_output()
-  if failure.message and (failure.status != signals.INTERRUPTED or signals.ending().take()):
+  if failure.message and (failure.status != signals.INTERRUPTED or signals.ending().claim()):
     with contextlib.suppress(OSError):
       print(failure.message, file=sys.stderr, flush=True)
   if 'vit_jax.parallel.hosts' in sys.modules:

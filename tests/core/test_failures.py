@@ -192,7 +192,7 @@ def raised_while_handling(error: Exception) -> Exception:
     raised_while_handling(of(errno.EIO)), RuntimeError('[Errno 122] Disk quota exceeded'),
     ValueError("UNAVAILABLE: Error reading x [os_error_code='5']")], ids=str)
 def test_the_environment_may_do_better_later(error: Exception) -> None:
-  assert failures.kind(error) is TemporaryError
+  assert failures.error_class(error) is TemporaryError
   assert isinstance(failures.writing('f', error), TemporaryError)
 
 
@@ -202,7 +202,7 @@ def test_the_environment_may_do_better_later(error: Exception) -> None:
     client('NotFound'), urllib.error.HTTPError('x', 403, 'Forbidden', email.message.Message(), None),
     MemoryError(), ValueError("PERMISSION_DENIED: x [os_error_code='13']"), UserError('x: UNAVAILABLE')], ids=str)
 def test_a_person_has_to_change_what_a_later_try_meets_again(error: Exception) -> None:
-  assert failures.kind(error) is UserError
+  assert failures.error_class(error) is UserError
   assert isinstance(failures.writing('f', error), UserError)
 
 
@@ -216,7 +216,7 @@ UNKNOWN = [Runtime(text) for text in (
 def test_an_unknown_error_of_the_runtime_is_neither_temporary_nor_one_of_a_file(error: Exception) -> None:
   wrapped = raised(ValueError('x'), error)
   for one in (error, wrapped):
-    assert failures.is_of_runtime(one) and failures.kind(one) is not TemporaryError
+    assert failures.is_of_runtime(one) and failures.error_class(one) is not TemporaryError
   assert explain(error, XDG_STATE_HOME='/dev/null').status == 70
   with pytest.raises(type(error)):  # and not as an error of the storage
     failures.stored(Failing(error), 'a')
@@ -241,7 +241,7 @@ def test_an_error_of_storage_beside_one_of_the_runtime_stays_one_of_storage() ->
 def test_a_known_error_of_the_runtime_has_the_status_of_its_cause(error: Exception, status: int) -> None:
   assert not failures.is_of_runtime(error)
   assert explain(error, XDG_STATE_HOME='/dev/null').status == status
-  assert (failures.kind(error) is TemporaryError) == (status == 75)
+  assert (failures.error_class(error) is TemporaryError) == (status == 75)
 
 
 class Failing:
@@ -345,5 +345,5 @@ def test_an_error_of_the_system_in_the_text_of_a_library_is_found(error: Excepti
 def test_statuses_of_http_and_words_of_libraries_have_the_meaning_of_error_numbers() -> None:
   assert failures.advice(client('HttpError', code=403)) == failures.MEANINGS[errno.EACCES].advice
   assert failures.advice(RuntimeError('Disk quota exceeded')) == failures.MEANINGS[errno.EDQUOT].advice
-  assert failures.kind(RuntimeError('Connection reset by peer')) is TemporaryError
+  assert failures.error_class(RuntimeError('Connection reset by peer')) is TemporaryError
   assert failures.advice(client('HttpError', code=404)) == '' == failures.advice(ValueError('x: Is a directory'))

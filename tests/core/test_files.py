@@ -57,7 +57,7 @@ def test_unfinished_files_are_found_again_and_become_the_folder(tmp_path: pathli
   with plan(tmp_path).open() as part:
     (part / 'a-0').write_bytes(b'0')
     (part / 'a-0.done').write_bytes(b'{}')
-    files.fresh(part).write_bytes(b'half of a killed process')
+    files.temporary_path(part).write_bytes(b'half of a killed process')
   with plan(tmp_path).open() as part:
     assert sorted(os.listdir(part)) == ['a-0', 'a-0.done', 'plan.json']
     plan(tmp_path).complete({'a-0'})
@@ -132,7 +132,7 @@ def test_a_killed_process_leaves_what_the_next_one_takes(tmp_path: pathlib.Path)
 from vit_jax.core import files
 with files.Unfinished(pathlib.Path({str(tmp_path / 'set')!r}), '{{"seed": 1}}', {{'a-0', 'a-1'}}).open() as part:
   files.replace(part / 'a-0', b'0')
-  files.fresh(part).write_bytes(b'half')
+  files.temporary_path(part).write_bytes(b'half')
   os.kill(os.getpid(), signal.SIGKILL)"""
   assert subprocess.run([sys.executable, '-c', code]).returncode == -signal.SIGKILL
   with plan(tmp_path).open() as part:

@@ -38,4 +38,4 @@ def test_old_tracebacks_are_deleted(tmp_path: pathlib.Path) -> None:
     (folder / f'failure-2000-{i:02}.txt').touch()
   explain(tmp_path)
   kept = sorted(path.name for path in folder.iterdir())
-  assert len(kept) == reports.MOST_FILES and kept[0] == 'failure-2000-11.txt' and 'failure-2000-29.txt' in kept
+  assert len(kept) == reports.MAX_REPORTS and kept[0] == 'failure-2000-11.txt' and 'failure-2000-29.txt' in kept

@@ -14,7 +14,7 @@ import pytest
 from vit_jax.core import reports
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.parallel import hosts
-from vit_jax.parallel.hosts import Place
+from vit_jax.parallel.hosts import Rank
 
 TOLD = {'VIT_JAX_COORDINATOR': 'first:7777', 'VIT_JAX_NUM_PROCESSES': '3', 'VIT_JAX_PROCESS_ID': '2'}
 SLURM = {'SLURM_JOB_ID': '12345', 'SLURM_STEP_NUM_TASKS': '6', 'SLURM_STEP_NODELIST': 'gpu[007-009,12],x1',
@@ -34,26 +34,26 @@ def free_port() -> int:
   TOLD | {'VIT_JAX_DISTRIBUTED': 'off'}, SLURM | {'VIT_JAX_DISTRIBUTED': 'off'},
 ])
 def test_a_process_that_is_alone_starts_nothing(environment: dict[str, str]) -> None:
-  assert hosts.find_place(environment) is None
+  assert hosts.find_rank(environment) is None
   hosts.initialize(environment)
   assert not jax.distributed.is_initialized()
   hosts.leave(1)  # and this returns
 
 
 @pytest.mark.parametrize(('environment', 'place'), [
-  (TOLD, Place('first:7777', 3, 2)),
-  ({'VIT_JAX_COORDINATOR': 'a:1', 'VIT_JAX_NUM_PROCESSES': '4', 'JOB_COMPLETION_INDEX': '3'}, Place('a:1', 4, 3)),
-  (SLURM, Place('gpu007:20345', 6, 5, (1,))),
+  (TOLD, Rank('first:7777', 3, 2)),
+  ({'VIT_JAX_COORDINATOR': 'a:1', 'VIT_JAX_NUM_PROCESSES': '4', 'JOB_COMPLETION_INDEX': '3'}, Rank('a:1', 4, 3)),
+  (SLURM, Rank('gpu007:20345', 6, 5, (1,))),
   # Bound to one GPU by Slurm, or alone on its node: all that it sees.
-  (SLURM | {'CUDA_VISIBLE_DEVICES': '0'}, Place('gpu007:20345', 6, 5)),
-  (SLURM | {'SLURM_STEP_TASKS_PER_NODE': '1(x6)', 'SLURM_LOCALID': '0'}, Place('gpu007:20345', 6, 5)),
-  (SLURM | TOLD | {'VIT_JAX_PROCESS_ID': '', 'SLURM_PROCID': '1'}, Place('first:7777', 3, 1, (1,))),
-  (TPU, Place('h0:8476', 3, 1)),
+  (SLURM | {'CUDA_VISIBLE_DEVICES': '0'}, Rank('gpu007:20345', 6, 5)),
+  (SLURM | {'SLURM_STEP_TASKS_PER_NODE': '1(x6)', 'SLURM_LOCALID': '0'}, Rank('gpu007:20345', 6, 5)),
+  (SLURM | TOLD | {'VIT_JAX_PROCESS_ID': '', 'SLURM_PROCID': '1'}, Rank('first:7777', 3, 1, (1,))),
+  (TPU, Rank('h0:8476', 3, 1)),
   (TPU | {'MEGASCALE_NUM_SLICES': '2', 'MEGASCALE_SLICE_ID': '1', 'MEGASCALE_COORDINATOR_ADDRESS': 's0:8080'},
-   Place('s0:8476', 6, 4)),
+   Rank('s0:8476', 6, 4)),
 ])
-def test_the_rank_of_a_process_is_read_from_the_environment(environment: dict[str, str], place: Place) -> None:
-  assert hosts.find_place(environment) == place
+def test_the_rank_of_a_process_is_read_from_the_environment(environment: dict[str, str], place: Rank) -> None:
+  assert hosts.find_rank(environment) == place
 
 
 @pytest.mark.parametrize(('nodes', 'first'), [('n1', 'n1'), ('n1,n2', 'n1'), ('a-b[3,5-9],c', 'a-b3')])
@@ -87,7 +87,7 @@ def test_jax_is_started_with_what_was_found_and_bounds_on_waiting(monkeypatch: p
   hosts.initialize({'VIT_JAX_DISTRIBUTED': 'auto', 'VIT_JAX_CONNECT_TIMEOUT_S': '9'})
   waits = {'initialization_timeout': 300, 'heartbeat_timeout_seconds': 7, 'shutdown_timeout_seconds': 300}
   assert calls == [
-    (Place('first:7777', 3, 2), 300),
+    (Rank('first:7777', 3, 2), 300),
     ({'coordinator_address': 'first:7777', 'num_processes': 3, 'process_id': 2, 'local_device_ids': None,
       'cluster_detection_method': 'deactivate', **waits},),
     (waits | {'initialization_timeout': 9, 'heartbeat_timeout_seconds': 100},)]
@@ -101,7 +101,7 @@ def test_auto_without_a_cluster_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     hosts.initialize({'VIT_JAX_DISTRIBUTED': 'auto'})
 
 
-def meet_all(places: list[Place], timeout_s: int = 5) -> list[str]:
+def meet_all(places: list[Rank], timeout_s: int = 5) -> list[str]:
   """What each process hears, met in threads: '' or the message of its error."""
   heard = ['?'] * len(places)
 
@@ -123,13 +123,13 @@ def meet_all(places: list[Place], timeout_s: int = 5) -> list[str]:
 def test_all_continue_when_the_last_has_connected_and_the_port_is_free_again() -> None:
   address = f'127.0.0.1:{free_port()}'
   for _ in range(2):
-    assert meet_all([Place(address, 3, i) for i in (2, 1, 0)]) == ['', '', '']
+    assert meet_all([Rank(address, 3, i) for i in (2, 1, 0)]) == ['', '', '']
 
 
 def test_process_0_names_those_that_did_not_connect() -> None:
   address = f'127.0.0.1:{free_port()}'
   began = time.monotonic()
-  first, second = meet_all([Place(address, 4, 0), Place(address, 4, 2)], 1)
+  first, second = meet_all([Rank(address, 4, 0), Rank(address, 4, 2)], 1)
   assert f'process 1, 3 did not connect to {address} within 1 s' in first and first.startswith('75 ')
   assert f'75 This is process 2 of 4 on {socket.gethostname()}; process 0 at {address} did not answer' in second
   assert time.monotonic() - began < 4
@@ -138,7 +138,7 @@ def test_process_0_names_those_that_did_not_connect() -> None:
 def test_a_coordinator_that_does_not_answer_is_reported_with_rank_address_and_time() -> None:
   address = f'127.0.0.1:{free_port()}'
   with pytest.raises(TemporaryError) as caught:
-    hosts.meet(Place(address, 2, 1), 1)
+    hosts.meet(Rank(address, 2, 1), 1)
   assert str(caught.value) == (
     f'This is process 1 of 2 on {socket.gethostname()}; process 0 at {address} did not answer within 1 s '
     '(Connection refused). Check its log, and that this host can reach that port.')
@@ -146,7 +146,7 @@ def test_a_coordinator_that_does_not_answer_is_reported_with_rank_address_and_ti
 
 def test_processes_with_the_same_rank_or_another_count_are_refused() -> None:
   address = f'127.0.0.1:{free_port()}'
-  heard = meet_all([Place(address, 3, 0), Place(address, 3, 1), Place(address, 3, 1), Place(address, 2, 1)], 2)
+  heard = meet_all([Rank(address, 3, 0), Rank(address, 3, 1), Rank(address, 3, 1), Rank(address, 2, 1)], 2)
   assert 'process 2 did not connect' in heard[0]
   assert sum('does not expect: there is another process 1' in one and one.startswith('2 ') for one in heard[1:]) == 2
 
@@ -155,7 +155,7 @@ def test_a_port_in_use_is_reported() -> None:
   with socket.create_server(('', 0)) as server:
     port = server.getsockname()[1]
     with pytest.raises(TemporaryError, match=f'cannot listen on port {port}: Address already in use'):
-      hosts.meet(Place(f'127.0.0.1:{port}', 2, 0), 1)
+      hosts.meet(Rank(f'127.0.0.1:{port}', 2, 0), 1)
 
 
 def test_other_connections_to_the_port_have_no_effect() -> None:
@@ -170,12 +170,12 @@ def test_other_connections_to_the_port_have_no_effect() -> None:
           break
         except OSError:
           time.sleep(.02)
-    hosts.meet(Place(f'127.0.0.1:{port}', 2, 1), 5)
+    hosts.meet(Rank(f'127.0.0.1:{port}', 2, 1), 5)
     met.append(1)
 
   visitor = threading.Thread(target=knock)
   visitor.start()
-  hosts.meet(Place(f'127.0.0.1:{port}', 2, 0), 5)
+  hosts.meet(Rank(f'127.0.0.1:{port}', 2, 0), 5)
   visitor.join()
   assert met == [1]
 

@@ -53,7 +53,7 @@ def explained(path: pathlib.Path) -> Iterator[None]:
     raise
   except (Exception, SystemExit) as error:  # code of the person may raise anything
     wrong = _wrong(path, error)
-    raise failures.kind(error)(str(wrong)) if isinstance(error, OSError) else wrong from error
+    raise failures.error_class(error)(str(wrong)) if isinstance(error, OSError) else wrong from error
 
 
 def _load(path: pathlib.Path) -> types.ModuleType:

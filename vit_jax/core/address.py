@@ -1,4 +1,4 @@
-"""Refuses paths that are mistyped addresses, such as `gs:/BUCKET/x` in place of `gs://BUCKET/x`."""
+"""Refuses mistyped addresses, such as `gs:/BUCKET/x` in place of `gs://BUCKET/x`, which would be local paths."""
 from __future__ import annotations
 
 import re
@@ -6,20 +6,20 @@ import re
 from vit_jax.core.errors import UserError
 
 _SCHEMES = 'gs|gcs|s3|s3a|hf|http|https|ftp|sftp|file|abfs|abfss|az|azure|wasb|hdfs|adl|oss'
-_ALMOST = re.compile(rf'(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/(?!/)|(?P<bare>{_SCHEMES})(?:/{{2}}|:(?!//)|;/|:{{2}}/)|'
-                     r'(?P<many>[A-Za-z][A-Za-z0-9+.-]+):/{3}', re.I)  # gs:/b/x, x:/y; gs//b, gs:b, gs;/b; gs:///b
+_MISTYPED = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):/(?!/)|'  # one slash: gs:/b/x, x:/y
+                       rf'({_SCHEMES})(?:/{{2}}|:(?!//)|;/|:{{2}}/)|'  # another separator: gs//b, gs:b, gs;/b, gs::/b
+                       r'([A-Za-z][A-Za-z0-9+.-]+):/{3}', re.I)  # three slashes: gs:///b
 
 
 def check(text: str, setting: str) -> None:
   """Checks that a text is an address, or a path that does not look like a mistyped address.
 
-  Without this check `gs:/b/x` and `gs//b/x` would be local paths.
-
   Raises:
-    UserError: the text looks like an address but is none; names the setting.
+    UserError: the text looks like a mistyped address. The message begins with `setting`.
   """
-  if found := _ALMOST.match(text):
-    scheme = (found['scheme'] or found['bare'] or found['many']).lower()
-    rest = text[found.end():].lstrip('/:')
+  if match := _MISTYPED.match(text):
+    scheme = next(filter(None, match.groups())).lower()
+    location = text[match.end():].lstrip('/:')
     raise UserError(f'{setting}: expected a path, or an address such as {scheme}://NAME/PATH, got {text!r}, which is '
-                    f'neither. Write {scheme}://{rest} for the address, or ./{text} for a local path with this name.')
+                    f'neither. Write {scheme}://{location} for the address, or ./{text} for a local path with this '
+                    'name.')

@@ -1,8 +1,8 @@
 """The contracts between modules, as protocols: classes satisfy them without inheriting from them.
 
-A run calls them in this order: `Loader.batches` yields batches of the host. Inside of the compiled step, `Prepare`
-normalizes and augments a batch, `Objective.loss` calls its `Backbone`, and `Objective.after_update` follows the update
-of the parameters. An evaluation takes batches from an `EvalLoader`, and passes what `View.select` returns to
+A run calls them in this order: `Loader.batches` yields batches of the host. Inside the compiled step, `Prepare`
+normalizes and augments a batch, `Objective.loss` calls a `Backbone`, and `Objective.after_update` follows the update of
+the parameters. An evaluation takes batches from an `EvalLoader`, and passes the result of `View.select` to
 `View.predict`.
 
 If a new capability does not fit a contract, change the contract here. Do not add a special case to `train/step.py` or
@@ -24,7 +24,6 @@ class Backbone(Protocol):
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
     """Returns parameters (f32) and state for images of the shape of `image [B, H, W, 3] f32`."""
-    ...
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
@@ -32,7 +31,6 @@ class Backbone(Protocol):
 
     `key` is for dropout and stochastic depth; it may be None if `train` is False.
     """
-    ...
 
 
 class TokenBackbone(Backbone, Protocol):
@@ -40,36 +38,31 @@ class TokenBackbone(Backbone, Protocol):
 
   def embed(self, params: Params, image: Array) -> Array:
     """Maps `[B, H, W, 3]` to patch tokens `[B, N, D]`, without position embeddings and class token."""
-    ...
 
   def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
     """Maps images to patch tokens like `embed`, and also returns the new state, for stems with running statistics."""
-    ...
 
   def positions(self, params: Params, grid: tuple[int, int]) -> Array:
     """Returns position embeddings `[N, D]` of the patch tokens on a grid `(h, w)`."""
-    ...
 
   def encode(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int],
              train: bool, key: Key | None, mask: Array | None = None) -> Features:
     """Encodes any subset of tokens `[B, n, D]` with their positions `[n, D]` or `[B, n, D]`.
 
-    Tokens with `mask [B, n]` False are not attended to, and their features have no meaning; None = there are none.
+    Tokens with `mask [B, n]` False are not attended to, and their features have no meaning; None = no such tokens.
 
     Raises UserError for a subset if the blocks depend on the positions of tokens in the grid.
     """
-    ...
 
 
 class LayeredBackbone(Backbone, Protocol):
-  """A backbone that can be run layer by layer, to inspect its intermediates; always in evaluation mode."""
+  """A backbone that can be run layer by layer, to inspect intermediate results; always in evaluation mode."""
 
   def begin(self, params: Params, image: Array, state: PyTree | None = None) -> Array:
     """Returns the input of the first block for `image [B, H, W, 3] f32`: `[B, M, D]`, the N patch tokens last.
 
-    `state` has the running statistics, if there are some.
+    `state` has the running statistics; None = the network has none.
     """
-    ...
 
   def block(self, params: Params, tokens: Array, *, layer: Array | int, capture: bool,
             attn_delta: Array | None = None) -> tuple[Array, dict[str, Array]]:
@@ -78,15 +71,12 @@ class LayeredBackbone(Backbone, Protocol):
     `attn_delta [B, A, M, M]` is added to the attention weights. Returns the new tokens and, with `capture`,
     `attention [B, A, M, M]` f32 on the explicit path (axial attention: `row_attention` and `column_attention`).
     """
-    ...
 
   def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
     """Returns the features for the output of the last block."""
-    ...
 
   def readout_weights(self, params: Params, tokens: Array) -> Array:
     """Returns the weight of each token in the pooled features, `[B, M]` f32 with sum 1, for the last block's output."""
-    ...
 
 
 class View(Protocol):
@@ -94,11 +84,9 @@ class View(Protocol):
 
   def select(self, params: Params, extra: Extra) -> PyTree:
     """Returns the part of a state that `predict` uses: backbone, head, running statistics."""
-    ...
 
   def predict(self, selected: PyTree, image: Array) -> Outputs:
     """Returns the outputs for prepared images `[B, H, W, 3] f32`, without dropout."""
-    ...
 
 
 class Viewed(Protocol):
@@ -106,7 +94,6 @@ class Viewed(Protocol):
 
   def views(self) -> dict[str, View]:
     """Returns the networks by name; `student` always exists."""
-    ...
 
 
 class Objective(Viewed, Protocol):
@@ -114,15 +101,12 @@ class Objective(Viewed, Protocol):
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     """Returns parameters and `extra` for prepared batches of the shape of `batch`."""
-    ...
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     """Returns the loss of a prepared batch. `step` is the number of updates done before this one."""
-    ...
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     """Returns the next `extra`, from the updated parameters and the summed `stats`."""
-    ...
 
 
 class Coupling(NamedTuple):
@@ -131,54 +115,53 @@ class Coupling(NamedTuple):
       rows, stats = embed(params, extra, batch, key, step)
       loss = compare(params, extra, rows, batch, key, step)
 
-  A step of several microbatches calls `embed` for each of them and `compare` once, for the rows of the whole batch,
-  which are small. So it has the loss of the whole batch. `Objective.loss` returns the loss of `compare` with `stats`.
+  A step of several microbatches calls `embed` for each microbatch and `compare` once, for the rows of the whole batch,
+  which are small. So its loss is that of the whole batch. `Objective.loss` returns the loss of `compare`, and `stats`.
 
-  embed: takes any rows of a batch. It returns a tree of floating-point arrays `[B, ...]`, each row of which depends on
-    its own example alone, and `LossOut.stats`.
+  embed: takes any rows of a batch. It returns `rows`, a tree of floating-point arrays `[B, ...]` in which each row
+    depends on one example alone, and `LossOut.stats`.
   compare: takes the whole batch, and returns a `LossOut` with the stats `{}`.
   """
   embed: Callable[[Params, Extra, Batch, Key, Array], tuple[PyTree, PyTree]]
   compare: Callable[[Params, Extra, PyTree, Batch, Key, Array], LossOut]
 
-  def inside(self, select: Callable[[Params, Extra, Key], tuple[Params, Extra]]) -> Coupling:
-    """Returns the parts of an objective that wraps this one.
+  def inside(self, unwrap: Callable[[Params, Extra, Key], tuple[Params, Extra]]) -> Coupling:
+    """Returns the coupling of an objective that wraps the objective of this coupling.
 
-    `select` gets params, extra and key of the wrapping objective, and returns the params and extra of this one.
+    `unwrap` takes params, extra and key of the outer objective, and returns params and extra of the inner objective.
     """
     def embed(params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> tuple[PyTree, PyTree]:
-      return self.embed(*select(params, extra, key), batch, key, step)
+      return self.embed(*unwrap(params, extra, key), batch, key, step)
 
     def compare(params: Params, extra: Extra, rows: PyTree, batch: Batch, key: Key, step: Array) -> LossOut:
-      return self.compare(*select(params, extra, key), rows, batch, key, step)
+      return self.compare(*unwrap(params, extra, key), rows, batch, key, step)
 
     return Coupling(embed, compare)
 
 
 @runtime_checkable
 class Coupled(Protocol):
-  """The additional method of an objective whose loss compares the examples of a batch."""
+  """An objective that may compare the examples of a batch; other objectives do not have this method."""
 
   def coupling(self) -> Coupling | None:
-    """Returns the two parts of the loss; None if the loss is a mean over examples, as for most objectives."""
-    ...
+    """Returns the two parts of the loss; None if the loss is a mean over examples."""
 
 
 def coupling(objective: Objective) -> Coupling | None:
-  """Returns the two parts of the loss of an objective that compares examples; None for a mean over examples."""
+  """Returns the two parts of an objective's loss; None if the loss is a mean over examples."""
   return objective.coupling() if isinstance(objective, Coupled) else None
 
 
 class Watch(NamedTuple):
-  """A metric of the train step that raises an alarm if it is low for too many steps.
+  """A metric of the train step, and the alarm that is raised if the metric is low for too many steps.
 
-  metric: its name.
-  below: the alarm's threshold; not a number counts as low.
-  setting: name of the setting with the threshold.
+  metric: the name of the metric.
+  below: the metric is low if it is below this threshold, or NaN.
+  setting: the name of the setting that has the threshold.
   lasting: number of low steps in a row that cause one alarm.
   after: number of steps at the start of the run that do not count.
   stops: whether an alarm ends the run.
-  advice: what to do, a sentence without its full stop.
+  advice: what to do after an alarm: a sentence without its full stop.
   """
   metric: str
   below: float
@@ -197,7 +180,7 @@ class Prepare(Protocol):
 
 
 class LoaderInfo(NamedTuple):
-  """Everything that the order of a run's data depends on; saved as text, and compared when the run is resumed."""
+  """All facts that determine the order of a run's data: saved as text, and compared when the run is resumed."""
   source: str
   num_examples: int
   batch_size: int
@@ -208,47 +191,39 @@ class LoaderInfo(NamedTuple):
 class Loader(Protocol):
   """Training batches as a pure function of (seed, step).
 
-  The *global* batch is the same for any number of workers and processes; each process loads its own rows of it.
+  The *global* batch is the same for any number of workers and processes. Each process loads some of the rows.
   """
   info: LoaderInfo
 
   def batches(self, start: int) -> Iterator[Batch]:
     """Yields batches of host arrays without end, from step `start`: this process's rows."""
-    ...
 
   def indexes(self, step: int) -> HostArray:
-    """Returns the indexes `[B] i64` of the examples of the global batch of a step, all rows of all processes."""
-    ...
+    """Returns the index of each example in the global batch of a step, `[B] i64`: the rows of all processes."""
 
   def describe(self, index: int) -> str:
     """Returns a name by which a user can find the example: a file path, or source and position."""
-    ...
 
   def close(self) -> None:
     """Stops workers and frees their resources."""
-    ...
 
 
 class EvalLoader(Protocol):
   """One pass over a split: every example exactly once, with the last batch padded by rows with `mask` 0.
 
-  Every process yields the same number of batches, whatever its share of the examples.
+  Every process yields the same number of batches, even if the processes have different numbers of examples.
   """
   num_examples: int
 
   @property
   def num_bad(self) -> int:
-    """Number of this process's images that could not be decoded so far; their `mask` is 0, so they are not counted."""
-    ...
+    """Number of this process's images that could not be decoded so far. They have a `mask` of 0, and do not count."""
 
   def batches(self) -> Iterator[Batch]:
     """Yields batches of host arrays, always with `mask` and `index`: this process's rows."""
-    ...
 
   def describe(self, index: int) -> str:
     """Returns a name by which a user can find the example."""
-    ...
 
   def close(self) -> None:
     """Stops workers and frees their resources."""
-    ...

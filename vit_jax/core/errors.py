@@ -1,4 +1,4 @@
-"""Errors whose message is shown to the user, without passwords. Imports only `re`, so that `--help` stays instant."""
+"""Errors whose message is shown to the user, without passwords. This module imports only `re`: `--help` stays fast."""
 from __future__ import annotations
 
 import re
@@ -6,13 +6,13 @@ import re
 HIDDEN = '***'
 """Replaces secrets in an address: the user name with the password, the query, and the fragment."""
 _ADDRESS = re.compile(r'(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:///?|(?:gs|s3|hf|ftp|https?):/)'
-                      r'(?P<rest>(?:[^\s"<>`/?#@]*@)?[^\s\'"<>`]+)', re.I)  # https://user:password@host/path?token=x
+                      r'(?P<location>(?:[^\s"<>`/?#@]*@)?[^\s\'"<>`]+)', re.I)  # https://user:password@host/path?key=x
 
 
 def printable(text: str, *, keep: str = '') -> str:
   """Returns a text with its control characters escaped, except those in `keep`, such as '\\n'.
 
-  The name of a file may have control characters, and a terminal would execute them.
+  The name of a file may have control characters, which a terminal would execute.
   """
   return text if text.isprintable() else ''.join(
       letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1] for letter in text)
@@ -25,23 +25,23 @@ def redacted(text: str) -> str:
 
 def _hide(address: re.Match[str]) -> str:
   """Returns an address that matches `_ADDRESS` with `HIDDEN` in place of what may be secret."""
-  rest = address['rest']
-  authority = re.split('[/?#]', rest, maxsplit=1)[0]
+  location = address['location']
+  authority = re.split('[/?#]', location, maxsplit=1)[0]  # user:password@host:port
   if '@' in authority:
-    rest = f'{HIDDEN}@{authority.rpartition("@")[2]}{rest[len(authority):]}'
-  elif '@' in rest and re.search(r':(?!\d*$)', authority):  # a password with /, ? or #, which no address may have
-    rest = f'{HIDDEN}@{rest.rpartition("@")[2]}'
-  cut = re.search(r'[?#]', rest)
-  return address['scheme'] + (f'{rest[:cut.end()]}{HIDDEN}' if cut else rest)
+    location = f'{HIDDEN}@{authority.rpartition("@")[2]}{location[len(authority):]}'
+  elif '@' in location and re.search(r':(?!\d*$)', authority):  # a password with /, ? or #, which should be escaped
+    location = f'{HIDDEN}@{location.rpartition("@")[2]}'
+  query = re.search(r'[?#]', location)
+  return address['scheme'] + (f'{location[:query.end()]}{HIDDEN}' if query else location)
 
 
 def is_redacted(text: str) -> bool:
-  """Returns whether `redacted` has replaced the password or the query of an address."""
+  """Returns whether a text has an address in which `redacted` has replaced the password, the query or the fragment."""
   return '://' in text and (f'//{HIDDEN}@' in text or text.endswith((f'?{HIDDEN}', f'#{HIDDEN}')))
 
 
 class _WithoutSecrets:
-  """An exception whose message has no control characters except ends of lines, and no secrets of addresses."""
+  """Removes the secrets of addresses, and control characters except line ends, from the message of an exception."""
 
   def __str__(self) -> str:
     return redacted(printable(super().__str__(), keep='\n'))

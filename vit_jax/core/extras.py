@@ -1,7 +1,7 @@
-"""Packages that few jobs need: which extra has them, and the command that installs them.
+"""Optional packages: importing them, and the command that installs them.
 
-vit_jax is on no package index, so its extras cannot be installed by its name. The command names the packages of the
-extra instead, from the metadata of the installed vit_jax. It is the same for a checkout and for a wheel.
+An extra of vit_jax is a named group of such packages. vit_jax is on no package index, so pip cannot install an extra by
+its name. The command lists the packages of the extra instead, from the metadata of the installed vit_jax.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def install(extra: str) -> str:
   """Returns the command that installs the packages of an extra."""
   try:
     matches = [_REQUIREMENT.match(text) for text in metadata.requires('vit-jax') or ()]
-  except metadata.PackageNotFoundError:  # the source is on `sys.path`, and vit_jax is not installed
+  except metadata.PackageNotFoundError:  # vit_jax is imported from its source, and is not installed
     matches = []
   packages = [match['package'].strip() for match in matches if match and match['extra'] == extra]
   if not packages:
@@ -32,12 +32,12 @@ def load(module: str, extra: str, why: str) -> Any:
   """Returns a module of an optional package.
 
   Args:
-    module: its name.
+    module: the name of the module.
     extra: the extra of vit_jax that has the package.
-    why: the setting, flag or file that needs it, for the message.
+    why: the setting, flag or file that needs the package; the message begins with it.
 
   Raises:
-    UserError: it is not installed, or cannot be imported.
+    UserError: the package is not installed, or cannot be imported.
   """
   try:
     return importlib.import_module(module)
@@ -46,6 +46,6 @@ def load(module: str, extra: str, why: str) -> Any:
 
 
 def missing(module: str, extra: str, why: str, error: ImportError | None = None) -> UserError:
-  """Returns the error about a package that is not installed, or that cannot be imported because of `error`."""
+  """Returns the error about a package that is not installed, or whose import raised `error`; arguments as in `load`."""
   got = 'none' if error is None or isinstance(error, ModuleNotFoundError) else f'an error when it is imported ({error})'
   return UserError(f'{why}: expected the Python package {module.partition(".")[0]}, got {got}. Run: {install(extra)}')

@@ -1,6 +1,6 @@
-"""Finds names by a pattern with wildcards, as a person types it, and the known names that a misspelt one is similar to.
+"""Finds names by a pattern with wildcards, as a person types it, and known names that are similar to a misspelt name.
 
-`nearest` and `hint` return the end of a message about an unknown name, `no_match` all of one about a pattern.
+`nearest` and `hint` return the end of a message about an unknown name, `no_match` a message about a pattern.
 """
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _SEPARATORS = re.compile(r'[-_/+ .]')
 
 
 def matches(name: str, pattern: str) -> bool:
-  """Returns whether a name matches a pattern such as `*b16*`; one without a wildcard matches names that contain it.
+  """Returns whether a name matches a pattern such as `*b16*`; a pattern without wildcard matches names that contain it.
 
-  Case is ignored. `-_/+ .` are compared first, then ignored: `vit-b16` matches `ViT_B/16`.
+  Case is ignored. The texts are compared with the separators `-_/+ .`, then without: `vit-b16` matches `ViT_B/16`.
   """
   name, pattern = name.lower(), pattern.lower()
   if not any(wildcard in pattern for wildcard in '*?['):
     pattern = f'*{pattern}*'
-  squeezed = ''.join(part if part.startswith('[') else _SEPARATORS.sub('', part)  # in brackets, `-` is a range
-                     for part in re.split(r'(\[[^]]*\])', pattern))
+  parts = re.split(r'(\[[^]]*\])', pattern)  # in brackets, `-` is a range and no separator
+  squeezed = ''.join(part if part.startswith('[') else _SEPARATORS.sub('', part) for part in parts)
   return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(_SEPARATORS.sub('', name), squeezed)
 
 
@@ -31,20 +31,23 @@ def similar_names(word: str, known: Iterable[str], *, most: int = 1, cutoff: flo
 
 
 def nearest(word: str, known: Iterable[str], *, prefix: str = '') -> str:
-  """Returns ` Did you mean PREFIXNAME?` with the name that is most similar to a word, '' if none is."""
-  near = similar_names(word, known)
-  return f' Did you mean {prefix}{near[0]}?' if near else ''
+  """Returns ` Did you mean PREFIXNAME?` with the known name that is nearest to a word; '' if no name is similar."""
+  similar = similar_names(word, known)
+  return f' Did you mean {prefix}{similar[0]}?' if similar else ''
 
 
 def no_match(pattern: str, names: Collection[str]) -> str:
-  """Returns a sentence for a pattern that matches none of these names, with the most similar ones."""
+  """Returns the end of a message about a pattern that matches none of these names, with the most similar names."""
   return (f'expected a pattern such as *b16* that matches one of {len(names)} names, got {pattern!r}.'
           f'{hint(pattern, names)}')
 
 
 def hint(pattern: str, names: Iterable[str]) -> str:
-  """Returns ` Did you mean A or B or C?` with up to three similar names, '' if there are none; ignores `*?[]-_/+ .`."""
-  originals = {_SEPARATORS.sub('', name.lower()): name for name in reversed(list(names))}  # the first of equal ones
-  wanted = _SEPARATORS.sub('', re.sub(r'[*?[\]]', '', pattern.lower()))
-  near = [originals[key] for key in similar_names(wanted, originals, most=3, cutoff=0.5)]
-  return f' Did you mean {" or ".join(near)}?' if near else ''
+  """Returns ` Did you mean A or B or C?` with up to three similar names; '' if no name is similar.
+
+  Wildcards and separators (`*?[]-_/+ .`) and case are ignored. Of names that are equal then, the first one is kept.
+  """
+  name_by_squeezed = {_SEPARATORS.sub('', name.lower()): name for name in reversed(list(names))}
+  squeezed_pattern = _SEPARATORS.sub('', re.sub(r'[*?[\]]', '', pattern.lower()))
+  similar = similar_names(squeezed_pattern, name_by_squeezed, most=3, cutoff=0.5)
+  return f' Did you mean {" or ".join(name_by_squeezed[name] for name in similar)}?' if similar else ''

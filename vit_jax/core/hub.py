@@ -1,9 +1,9 @@
 """Files of the Hugging Face hub, through the package huggingface_hub.
 
-`parse` reads an address `hf://…`; `find` lists the files of its revision, `fetch` returns one of them, and `upload`
-writes a commit. Sources of data, loading of weights and `vit-jax push` call these. The package reads `HF_TOKEN` and the
-token of `hf auth login`, `HF_HOME`, `HF_ENDPOINT` and `HF_HUB_OFFLINE`, and keeps files in the cache that other
-programs share. It takes 0.2 s to import, so it is imported when a file is needed.
+`parse` reads an address `hf://…`, `list_files` lists the files of a revision, `fetch` returns one of the files, and
+`upload` writes a commit. Sources of data, loading of weights and `vit-jax push` call these functions. huggingface_hub
+reads `HF_TOKEN` and the token of `hf auth login`, `HF_HOME`, `HF_ENDPOINT` and `HF_HUB_OFFLINE`, and keeps files in the
+cache that other programs share. Importing huggingface_hub takes 0.2 s, so the import waits until a file is needed.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ else:
   huggingface_hub, constants, errors = (
       lazy.Module(name) for name in ('huggingface_hub', 'huggingface_hub.constants', 'huggingface_hub.errors'))
 
-_PART = re.compile(r'[A-Za-z0-9_](?!.*(?:--|\.\.))[\w.-]{0,95}', re.ASCII)  # an owner or a name: vit-base-patch16-224
+_NAME = re.compile(r'[A-Za-z0-9_](?!.*(?:--|\.\.))[\w.-]{0,95}', re.ASCII)  # of an owner or a repository
 _REVISION = re.compile(r'[A-Za-z0-9_](?!.*\.\.)[\w./-]{0,199}', re.ASCII)  # refs/pr/1
 
 
@@ -45,12 +45,12 @@ class Repository(NamedTuple):
 
   @property
   def id(self) -> str:
-    """Its name in calls of huggingface_hub."""
+    """The name of the repository in calls of huggingface_hub."""
     return f'{self.owner}/{self.name}'
 
   @property
   def page(self) -> str:
-    """The address of its page."""
+    """The address of the repository's page."""
     return f'{constants.ENDPOINT}/{"datasets/" if self.kind == "dataset" else ""}{self.owner}/{self.name}'
 
 
@@ -59,7 +59,7 @@ class NoRepository(UserError):
 
 
 class _NoAccess(UserError):
-  """There is no token, or it does not permit the request."""
+  """There is no token, or the token does not permit the request."""
 
 
 class NoRevision(UserError):
@@ -69,9 +69,9 @@ class NoRevision(UserError):
 class File(NamedTuple):
   """A file in the cache of the hub.
 
-  path: of the file, in a folder of its commit.
-  commit: of the repository, in hexadecimal digits.
-  is_new: whether it was downloaded now.
+  path: the path of the file, in the cache's folder for the commit.
+  commit: the commit of the repository, in hexadecimal digits.
+  is_new: whether this call downloaded the file.
   """
   path: pathlib.Path
   commit: str
@@ -79,25 +79,25 @@ class File(NamedTuple):
 
 
 class Listing(NamedTuple):
-  """The commit of a revision, in hexadecimal digits, and the names of its files."""
+  """The commit of a revision, in hexadecimal digits, and the paths of the files in the repository."""
   commit: str
   files: tuple[str, ...]
 
 
 def parse(text: str, *, kind: str = 'model') -> tuple[Repository, str]:
-  """Returns the repository of `OWNER/NAME[@REVISION][/FILE]`, and FILE; '' if there is none.
+  """Returns the repository of `OWNER/NAME[@REVISION][/FILE]`, and FILE, which is '' if the text has none.
 
   Raises:
-    UserError: it is not of this form.
+    UserError: the text is not of this form.
   """
-  owner, _, rest = text.partition('/')
-  if '@' in rest.partition('/')[0]:
-    name, _, rest = rest.partition('@')
-    revision, _, file = rest.partition('/')
+  owner, _, after_owner = text.partition('/')
+  if '@' in after_owner.partition('/')[0]:
+    name, _, after_name = after_owner.partition('@')
+    revision, _, file = after_name.partition('/')
   else:
-    name, _, file = rest.partition('/')
+    name, _, file = after_owner.partition('/')
     revision = 'main'
-  if not (_PART.fullmatch(owner) and _PART.fullmatch(name) and _REVISION.fullmatch(revision)):
+  if not (_NAME.fullmatch(owner) and _NAME.fullmatch(name) and _REVISION.fullmatch(revision)):
     raise UserError(f'hf://{text}: expected hf://OWNER/NAME, hf://OWNER/NAME@REVISION or hf://OWNER/NAME/FILE, got '
                     'other names. Give one such as hf://google/vit-base-patch16-224.')
   return Repository(owner, name, revision, kind), file
@@ -105,12 +105,12 @@ def parse(text: str, *, kind: str = 'model') -> tuple[Repository, str]:
 
 @contextlib.contextmanager
 def _converted_errors(repository: Repository, *, use: str = 'read') -> Iterator[None]:
-  """Raises errors with advice in place of those of a request to read or write (`use`) a repository.
+  """Raises errors with advice in place of the errors of a request to read or write (`use`) a repository.
 
-  `EntryNotFoundError` is not converted: the repository does not have the file.
+  `EntryNotFoundError` is not converted; it says that the repository does not have the file.
 
   Raises:
-    UserError: the repository or its revision does not exist, or may not be read or written with this token.
+    UserError: the repository or the revision does not exist, or may not be read or written with this token.
     TemporaryError: the hub cannot be reached.
   """
   try:
@@ -149,8 +149,8 @@ def fetch(repository: Repository, file: str, *, most_bytes: int, offline: bool =
   """Returns a file of a repository, downloaded unless the cache has it; None if there is no such file.
 
   Args:
-    repository: of the file.
-    file: its path in the repository.
+    repository: the repository, with the revision to read.
+    file: the path of the file in the repository.
     most_bytes: the largest size of a file to download.
     offline: whether only the cache is used, as with `HF_HUB_OFFLINE=1`.
 
@@ -169,41 +169,41 @@ def fetch(repository: Repository, file: str, *, most_bytes: int, offline: bool =
         raise UserError(f'{repository}/{file}: expected at most {most_bytes:,} bytes, got {metadata.size:,}. Use '
                         'another address.')
       cached = _cached(repository._replace(revision=metadata.commit_hash or repository.revision), file)
-      # This also stores which commit the revision is, so that it is found offline.
+      # The download also stores the commit of the revision in the cache, so that the revision is found offline.
       return _file(huggingface_hub.hf_hub_download(**request), is_new=cached is None)
   except errors.EntryNotFoundError:
     return None
   except (TemporaryError, _NoAccess):
-    if (cached := _cached(repository, file)) is not None:
-      return cached
-    raise
+    if (cached := _cached(repository, file)) is None:
+      raise
+    return cached
 
 
 def _cached(repository: Repository, file: str) -> File | None:
-  """Returns a file of a revision if the cache has it, without a request; else None."""
+  """Returns a file of a revision from the cache, without a request; None if the cache does not have the file."""
   path = huggingface_hub.try_to_load_from_cache(repository.id, file, repo_type=repository.kind,
                                                 revision=repository.revision)
   return _file(path, is_new=False) if isinstance(path, str) else None
 
 
 def _file(path: str, *, is_new: bool) -> File:
-  """Returns a file of the cache, `…/models--OWNER--NAME/snapshots/COMMIT/…`."""
+  """Returns the file of the cache at a path `…/models--OWNER--NAME/snapshots/COMMIT/…`."""
   return File(pathlib.Path(path), pathlib.Path(path).relative_to(constants.HF_HUB_CACHE).parts[2], is_new)
 
 
-def find(repository: Repository) -> Listing | None:
-  """Returns the commit and the files of a revision; None if there is no such revision.
+def list_files(repository: Repository) -> Listing | None:
+  """Returns the commit and the files of a revision, and stores the commit in the cache; None if there is no revision.
 
-  The cache keeps the commit. If the hub is not used or cannot be reached, the cache's commit and files are returned.
+  If the hub is not used or cannot be reached, the commit and the files that are in the cache are returned.
 
   Raises:
     UserError: the repository does not exist, or may not be read with this token.
     TemporaryError: the hub cannot be reached, and the cache does not have the revision.
   """
   folder = pathlib.Path(constants.HF_HUB_CACHE) / f'{repository.kind}s--{repository.owner}--{repository.name}'
-  ref = folder / 'refs' / repository.revision
+  commit_file = folder / 'refs' / repository.revision
   if is_offline():
-    return _cached_listing(folder, ref)
+    return _cached_listing(folder, commit_file)
   try:
     with _converted_errors(repository):
       info = huggingface_hub.HfApi(endpoint=constants.ENDPOINT).repo_info(
@@ -211,39 +211,40 @@ def find(repository: Repository) -> Listing | None:
   except NoRevision:
     return None
   except (TemporaryError, _NoAccess):
-    if (cached := _cached_listing(folder, ref)) is not None:
-      return cached
-    raise
+    if (cached := _cached_listing(folder, commit_file)) is None:
+      raise
+    return cached
   if info.sha != repository.revision:
     with contextlib.suppress(OSError):  # as huggingface_hub does when it downloads a file
-      ref.parent.mkdir(parents=True, exist_ok=True)
-      ref.write_text(str(info.sha))
+      commit_file.parent.mkdir(parents=True, exist_ok=True)
+      commit_file.write_text(str(info.sha))
   return Listing(str(info.sha), tuple(file.rfilename for file in getattr(info, 'siblings', None) or ()))
 
 
-def _cached_listing(folder: pathlib.Path, ref: pathlib.Path) -> Listing | None:
-  """Returns the commit of a revision and its files, both from the cache; None if the cache has none.
+def _cached_listing(folder: pathlib.Path, commit_file: pathlib.Path) -> Listing | None:
+  """Returns the commit and the files of a revision from the cache; None if the cache has no files of the revision.
 
-  `folder` is that of the repository, and `ref` its file that has the commit of the revision.
+  `folder` is the repository's folder in the cache. `commit_file` has the commit; without it, its name is the commit.
   """
-  commit = ref.read_text().strip() if ref.is_file() else ref.name
-  if not commit or not (snapshot := folder / 'snapshots' / commit).is_dir():
+  commit = commit_file.read_text().strip() if commit_file.is_file() else commit_file.name
+  snapshot = folder / 'snapshots' / commit
+  if not commit or not snapshot.is_dir():
     return None
-  return Listing(commit, tuple(sorted(
-      path.relative_to(snapshot).as_posix() for path in snapshot.rglob('*') if path.is_file())))
+  files = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob('*') if path.is_file()]
+  return Listing(commit, tuple(sorted(files)))
 
 
 def upload(repository: Repository, folder: pathlib.Path, *, private: bool, message: str) -> str:
   """Uploads the files of a folder as one commit, and returns the address of the repository.
 
   Args:
-    repository: created if it does not exist.
-    folder: of the files.
+    repository: the repository, which is created if it does not exist.
+    folder: the folder with the files.
     private: whether a new repository is private.
-    message: of the commit.
+    message: the message of the commit.
 
   Raises:
-    UserError: there is no token, or it may not write there.
+    UserError: there is no token, or the token does not permit writing.
     TemporaryError: the hub cannot be reached.
   """
   if is_offline():
@@ -256,11 +257,11 @@ def upload(repository: Repository, folder: pathlib.Path, *, private: bool, messa
 
 
 def is_offline() -> bool:
-  """Returns whether the hub is not used: `HF_HUB_OFFLINE=1`."""
+  """Returns whether `HF_HUB_OFFLINE=1` forbids requests to the hub."""
   return bool(constants.HF_HUB_OFFLINE)
 
 
 def remove(file: File) -> None:
-  """Removes a file from the cache, with its content."""
+  """Removes a file from the cache: the link at its path, and the content to which the link leads."""
   file.path.resolve().unlink(missing_ok=True)
   file.path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Modules of other packages that are imported when one of their attributes is first read.
 
-It is for packages that take long to import, or that a run may not need. A module that uses such a package also imports
-it under `TYPE_CHECKING`, for type checkers:
+They are for packages that take long to import, or that a run may not need. A module that uses such a package also
+imports the package under `TYPE_CHECKING`, for type checkers:
 
     if TYPE_CHECKING:
       import cv2
@@ -18,9 +18,9 @@ from typing import Any
 
 
 class Module:
-  """Stands for the module `name`; reading an attribute imports it, from any thread. It pickles as its name.
+  """Stands for the module `name`, which is imported when an attribute is first read, in any thread. It pickles by name.
 
-  It does not copy attributes of the module, so that later changes to them are seen.
+  Each read of an attribute goes to the imported module, so that later changes of the module are seen.
   """
 
   def __init__(self, name: str) -> None:
@@ -28,7 +28,7 @@ class Module:
     self._module: types.ModuleType | None = None
 
   def __getattr__(self, attribute: str) -> Any:
-    if attribute.startswith('__'):  # what copying and pickling look for
+    if attribute.startswith('__'):  # copying and pickling look for such attributes
       raise AttributeError(attribute)
     if self._module is None:
       self._module = importlib.import_module(self._name)  # waits while another thread imports it

@@ -1,6 +1,6 @@
-"""Functions on trees of arrays by path: names, differences, digests.
+"""Functions on trees of arrays: path names, differences, digests.
 
-A path name joins the keys with `/`: `backbone/blocks/attn/query/kernel`.
+The path name of a leaf joins the keys on the path to the leaf with `/`: `backbone/blocks/attn/query/kernel`.
 """
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def path_name(path: Sequence[Any]) -> str:
 
 
 def flatten(tree: PyTree) -> dict[str, Any]:
-  """Returns the leaves by path name in the tree's own order."""
+  """Returns the leaves by path name, in the order of `jax.tree.leaves`."""
   leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-  named = {path_name(path): leaf for path, leaf in leaves}
-  assert len(named) == len(leaves), 'several leaves of one name'
-  return named
+  leaf_by_name = {path_name(path): leaf for path, leaf in leaves}
+  assert len(leaf_by_name) == len(leaves), 'several leaves of one name'
+  return leaf_by_name
 
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,17 +44,17 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
   return tree
 
 
-def map_named(function: Callable[..., T], tree: PyTree, *rest: PyTree) -> PyTree:
-  """Applies `jax.tree.map` with the path name as first argument: `function(path name, leaf, *leaves of rest)`."""
-  return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(path_name(path), *leaves), tree, *rest)
+def map_named(function: Callable[..., T], tree: PyTree, *other_trees: PyTree) -> PyTree:
+  """Applies `jax.tree.map` with the path name as first argument: `function(path_name, leaf, *leaves_of_others)`."""
+  return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(path_name(path), *leaves), tree, *other_trees)
 
 
-def map_once(function: Callable[..., Array], tree: PyTree, *rest: PyTree) -> PyTree:
-  """Applies `jax.tree.map` while a program is traced; the function is traced once for all leaves of equal shapes.
+def map_once(function: Callable[..., Array], tree: PyTree, *other_trees: PyTree) -> PyTree:
+  """Applies `jax.tree.map` in a traced program, with one trace of the function for all leaves of the same shape.
 
-  The program is the same: what was traced is written into it for each leaf.
+  The program is the same as with `jax.tree.map`, since each call is inlined; only tracing is faster.
   """
-  return jax.tree.map(jax.jit(function, inline=True), tree, *rest)
+  return jax.tree.map(jax.jit(function, inline=True), tree, *other_trees)
 
 
 def is_stacked(name: str) -> bool:
@@ -63,21 +63,22 @@ def is_stacked(name: str) -> bool:
 
 
 def difference(found: PyTree, wanted: PyTree, *, found_name: str, wanted_name: str) -> str:
-  """Describes the differences of two trees in paths, shapes and dtypes; '' if there are none."""
-  found_leaves, wanted_leaves = flatten(found), flatten(wanted)
+  """Returns one line for each difference of two trees in path names, shapes and dtypes; '' if the trees are equal."""
+  found_types = {name: _type_text(leaf) for name, leaf in flatten(found).items()}
+  wanted_types = {name: _type_text(leaf) for name, leaf in flatten(wanted).items()}
   lines = []
-  for name in sorted(found_leaves.keys() | wanted_leaves.keys()):
-    a, b = found_leaves.get(name), wanted_leaves.get(name)
-    if a is None:
-      lines.append(f'  - {name} {_shape(b)}: only in {wanted_name}')
-    elif b is None:
-      lines.append(f'  + {name} {_shape(a)}: only in {found_name}')
-    elif (np.shape(a), a.dtype) != (np.shape(b), b.dtype):
-      lines.append(f'  ~ {name}: {_shape(a)} in {found_name}, {_shape(b)} in {wanted_name}')
+  for name in sorted(found_types.keys() | wanted_types.keys()):
+    if name not in found_types:
+      lines.append(f'  - {name} {wanted_types[name]}: only in {wanted_name}')
+    elif name not in wanted_types:
+      lines.append(f'  + {name} {found_types[name]}: only in {found_name}')
+    elif found_types[name] != wanted_types[name]:
+      lines.append(f'  ~ {name}: {found_types[name]} in {found_name}, {wanted_types[name]} in {wanted_name}')
   return '\n'.join(lines)
 
 
-def _shape(leaf: Any) -> str:
+def _type_text(leaf: Any) -> str:
+  """Returns dtype and shape of a leaf, such as `float32[8, 3]`."""
   return f'{leaf.dtype}{list(np.shape(leaf))}'
 
 
@@ -87,46 +88,46 @@ def num_elements(tree: PyTree) -> int:
 
 
 def num_bytes(tree: PyTree) -> int:
-  """Returns the bytes of a tree of arrays or shapes; replicas on several devices count once."""
+  """Returns the bytes of a tree of arrays or shapes; an array that several devices hold counts once."""
   return sum(int(np.prod(x.shape, dtype=np.int64)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 class LeafSums(NamedTuple):
-  """Two position-dependent sums over the bits of a leaf, uint32."""
+  """Two checksums of a leaf, uint32. Each is a sum over hashes of the elements' bits and positions."""
   first: Array | np.uint32
   second: Array | np.uint32
 
 
 def leaf_sums(tree: PyTree) -> list[LeafSums]:
-  """Returns the sums of each leaf, for `digest`. It can be traced, and sums over shards without gathering an array."""
+  """Returns the sums of each leaf, for `digest`; can be traced, and does not gather arrays that are sharded."""
   return [_leaf_sums(x) for x in jax.tree.leaves(tree)]
 
 
 def _leaf_sums(x: Array) -> LeafSums:
-  """Hashes each element's bits with its global index, and sums modulo 2^32."""
-  bits = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize])
+  """Returns the sums, modulo 2^32, of the hashes of all elements of a leaf, by their positions in the global array."""
+  bits = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, _UINT_BY_ITEMSIZE[x.dtype.itemsize])
   index = jnp.zeros(x.shape, jnp.uint32)
   stride = 1
   for axis in reversed(range(x.ndim)):
     index += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride % 2**32)
     stride *= x.shape[axis]
-  # As one reduction of pairs: XLA for CPUs vectorizes it, and takes a tenth of the time of two reductions.
+  # XLA for CPUs vectorizes one reduction of pairs, which takes a tenth of the time of two reductions.
   return LeafSums(*jax.lax.reduce(_hashes(bits.astype(jnp.uint32), index), (np.uint32(0), np.uint32(0)),
                                   lambda a, b: (a[0] + b[0], a[1] + b[1]), tuple(range(x.ndim))))
 
 
 def _host_leaf_sums(x: np.ndarray) -> LeafSums:
-  """Returns the sums of `_leaf_sums`, computed by NumPy."""
+  """Returns the same sums as `_leaf_sums`, computed with NumPy."""
   flat = np.ascontiguousarray(x).reshape(-1)
-  bits = flat if flat.dtype == np.bool_ else flat.view(_WORDS[flat.itemsize])
+  bits = flat if flat.dtype == np.bool_ else flat.view(_UINT_BY_ITEMSIZE[flat.itemsize])
   hashes = _hashes(bits.astype(np.uint32), np.arange(flat.size, dtype=np.uint32))
-  return LeafSums(*(one.sum(dtype=np.uint32) for one in hashes))
+  return LeafSums(*(values.sum(dtype=np.uint32) for values in hashes))
 
 
 def _hashes(bits: Any, index: Any) -> tuple[Any, Any]:
-  """Returns two hashes of 32 bits for each element, computed as the last steps of MurmurHash3 with two multipliers.
+  """Returns two 32-bit hashes of each element: the final mix of MurmurHash3, with a different multiplier for each hash.
 
-  `bits` and `index` are uint32 arrays of NumPy or JAX of one shape: the elements, and their positions in the leaf.
+  `bits` (the elements) and `index` (their positions in the leaf) are uint32 arrays of NumPy or JAX of the same shape.
   """
   def mixed(multiplier: int) -> Any:
     h = (bits ^ (index * np.uint32(0x9E3779B1))) * np.uint32(multiplier)
@@ -138,25 +139,25 @@ def _hashes(bits: Any, index: Any) -> tuple[Any, Any]:
 
 
 _jitted_leaf_sums = jax.jit(leaf_sums)
-_MAX_HOST_ELEMENTS = 2**20  # 15 ms on one core; compiling `leaf_sums` takes 0.5 s and more
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}  # of elements with so many bytes
+_MAX_HOST_ELEMENTS = 2**20  # these take 15 ms on one core; compiling `leaf_sums` takes 0.5 s and more
+_UINT_BY_ITEMSIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 def digest(tree: PyTree) -> str:
-  """Returns the SHA-256 of the sorted (path, shape, dtype, sums) of a tree.
+  """Returns the SHA-256 of the sorted (path name, shape, dtype, sums) of a tree's leaves.
 
-  The digest does not depend on the sharding, and changes with any flipped bit. Every process must call it. The sums of
-  a small tree are computed on the host, which saves a compilation for each structure of a tree.
+  The digest does not depend on the sharding, and changes with any flipped bit. Every process must call `digest`. For a
+  small tree the sums are computed on the host, which saves a compilation for each structure of a tree.
   """
   return begin_digest(tree)()
 
 
 def begin_digest(tree: PyTree) -> Callable[[], str]:
-  """Starts to compute the `digest` of a tree on its devices, and returns a function that waits for it.
+  """Starts to compute the `digest` of a tree on the tree's devices, and returns a function that waits for the digest.
 
-  Several digests that are started before the first is waited for are computed together.
+  A caller can start several digests before waiting for the first, so that they are computed together.
   """
-  named = {name: (list(np.shape(leaf)), leaf.dtype) for name, leaf in flatten(tree).items()}
+  types = [f'{name} {list(np.shape(leaf))} {leaf.dtype}' for name, leaf in flatten(tree).items()]
   leaves = jax.tree.leaves(tree)
   if num_elements(leaves) <= _MAX_HOST_ELEMENTS and all(getattr(x, 'is_fully_addressable', True) for x in leaves):
     started = [_host_leaf_sums(x) for x in jax.device_get(leaves)]
@@ -164,9 +165,9 @@ def begin_digest(tree: PyTree) -> Callable[[], str]:
     started = _jitted_leaf_sums(tree)
 
   def finish() -> str:
-    sums = jax.device_get(started)
-    lines = sorted(f'{name} {shape} {dtype} {int(s.first):08x}{int(s.second):08x}'
-                   for (name, (shape, dtype)), s in zip(named.items(), sums, strict=True))
+    all_sums = jax.device_get(started)
+    lines = sorted(f'{type_text} {int(sums.first):08x}{int(sums.second):08x}'
+                   for type_text, sums in zip(types, all_sums, strict=True))
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
 
   return finish

@@ -261,7 +261,7 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
   Raises UserError if the folder has other content.
   """
   plan = json.dumps({'format': FORMAT, **info._asdict()}, indent=1)
-  if not files.is_new(folder):
+  if not files.is_vacant(folder):
     if not (folder / INFO).is_file() or documents.read_bytes(folder / INFO) != plan.encode():
       raise UserError(f'{setting}={folder}: expected a new folder, got one with other content. Choose another folder.')
     return False  # all processes share the folder and return here, so no process waits at a barrier

@@ -178,7 +178,7 @@ def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings
   """
   _check_classes(splits)
   plan = _plan(splits, settings)
-  if (folder / array_record.INFO).exists() or (isinstance(folder, pathlib.Path) and not files.is_new(folder)):
+  if (folder / array_record.INFO).exists() or (isinstance(folder, pathlib.Path) and not files.is_vacant(folder)):
     _check_same(folder, plan)
     return Outcome.UNCHANGED
   counts = {name: _count_shards(name, source, settings) for name, source in splits.items()}
@@ -199,14 +199,14 @@ def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings
   unfinished = files.Unfinished(folder, json.dumps(plan), shards | {array_record.INFO, array_record.SUMS})
   has_other_hosts = share.num_hosts > 1
   with unfinished.open(joins=has_other_hosts) as part_folder:
-    if files.is_new(folder):  # else another host has just completed the dataset
+    if files.is_vacant(folder):  # else another host has just completed the dataset
       write_share(part_folder)
     if not has_other_hosts and (dataset_files := finish(part_folder)):
       unfinished.complete(dataset_files)
   with unfinished.alone() as is_last_host:
     if is_last_host and (dataset_files := finish(part_folder)):
       unfinished.complete(dataset_files)
-  if files.is_new(folder):
+  if files.is_vacant(folder):
     return Outcome.INCOMPLETE
   _check_same(folder, plan)
   return Outcome.WRITTEN

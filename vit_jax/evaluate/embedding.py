@@ -209,7 +209,7 @@ def write(work: Work, compute: Callable[[range], Block], *, share: tuple[int, in
   """
   unfinished = work.unfinished
   is_folder = work.format.finish is embedding_files.finish_folder
-  if not files.is_new(work.target) or (work.target.is_dir() and not is_folder):
+  if not files.is_vacant(work.target) or (work.target.is_dir() and not is_folder):
     if embedding_files.planned(work.format.read_info(work.target)) != documents.parse(unfinished.plan):
       raise UserError(f'--to={work.target}: expected a new file or folder, got one with other content. Choose another, '
                       'or remove it.')

@@ -186,7 +186,7 @@ class _Writer:
       self._features: HostArray = np.zeros(shape, np.float32)
       return
     path.parent.mkdir(parents=True, exist_ok=True)
-    self._part = files.fresh(path.parent)
+    self._part = files.temporary_path(path.parent)
     self._features = np.lib.format.open_memmap(self._part, mode='w+', dtype=np.float32, shape=shape)
 
   def write(self, start: int, rows: Rows) -> None:
@@ -199,7 +199,7 @@ class _Writer:
       return _rows(self._features, self._other)
     assert isinstance(self._features, np.memmap)
     self._features.flush()
-    files.settle(self._part, pathlib.Path(f'{self._path}{_FEATURES}'))
+    files.publish_over(self._part, pathlib.Path(f'{self._path}{_FEATURES}'))
     with files.replacing(pathlib.Path(f'{self._path}{_ROWS}')) as part, open(part, 'wb') as file:
       np.save(file, self._other)
     sums = {ending: _checksum(f'{self._path}{ending}') for ending in (_FEATURES, _ROWS)}

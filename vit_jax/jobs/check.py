@@ -344,8 +344,8 @@ def read_manifest(path: str) -> Manifest:
     hosts, completions = job['parallelism'], job['completions']
     is_complete = hosts * chips_per_host == num_chips and hosts == completions
   except OSError as error:
-    raise failures.kind(error)(f'{path}: expected a manifest, got "{error.strerror}". Copy '
-                                'launch/k8s.yaml.') from error
+    raise failures.error_class(error)(f'{path}: expected a manifest, got "{error.strerror}". Copy '
+                                      'launch/k8s.yaml.') from error
   except (yaml.YAMLError, StopIteration, LookupError, AttributeError, TypeError, ValueError, ArithmeticError,
           RecursionError) as error:
     if mark := getattr(error, 'problem_mark', None):

@@ -1,8 +1,6 @@
-"""Makes batches one ahead of their consumer, in a thread: the host reads and places batch t + 1 during step t.
+"""Makes batches one ahead of the training loop, in a thread: the host reads and places batch t + 1 during step t.
 
-The train job creates one `Ahead` of its loader and `mesh.put_batch`, over which the training loop iterates. The
-consumer puts True into the queue `_wanted` for each value that the thread `feed` is to make, and False to end it. The
-thread puts each value, or the error in place of it, into the queue `_made`.
+The train job creates one `Ahead` from the batches of its loader and `mesh.put_batch`; the training loop consumes it.
 """
 from __future__ import annotations
 
@@ -12,59 +10,62 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-In = TypeVar('In')
-Out = TypeVar('Out')
+Item = TypeVar('Item')
+Placed = TypeVar('Placed')
 CLOSE_S = 5.
-"""Longest time that `close` waits for the batch that is being made."""
+"""The longest time that `close` waits for the thread to finish a batch."""
 
 
-class Ahead(Generic[In, Out]):
-  """Iterates over `place(item)` for each of `items`, of which one is made ahead; use it in a `with` statement.
+class Ahead(Generic[Item, Placed]):
+  """Iterates over `map(place, items)`, and makes one value ahead; use it in a `with` statement.
 
-  The values and their order are those of `map(place, items)`. An error of `items` or `place` is raised by the call of
-  `next` for the value that could not be made. The thread does not keep the process alive.
+  An error of `items` or `place` is raised by the call of `next` for the value that could not be made. The thread `feed`
+  does not keep the process alive.
+
+  The consumer puts True into the queue `_requests` for each value that the thread should make, and False to end the
+  thread. The thread puts each value, or the error in place of a value, into the queue `_results`.
   """
 
-  def __init__(self, items: Iterator[In], place: Callable[[In], Out]) -> None:
+  def __init__(self, items: Iterator[Item], place: Callable[[Item], Placed]) -> None:
     self._items, self._place = items, place
-    self._wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    self._made: queue.SimpleQueue[Out | BaseException] = queue.SimpleQueue()
-    self._ended: BaseException | None = None
+    self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    self._results: queue.SimpleQueue[Placed | BaseException] = queue.SimpleQueue()
+    self._end: BaseException | None = None  # the error that every later call of `next` raises
     self._thread = threading.Thread(target=self._run, name='feed', daemon=True)
-    self._wanted.put(True)
+    self._requests.put(True)
     self._thread.start()
 
-  def __iter__(self) -> Iterator[Out]:
+  def __iter__(self) -> Iterator[Placed]:
     return self
 
-  def __next__(self) -> Out:
-    if self._ended is not None:
-      raise self._ended
-    made = self._made.get()
-    if isinstance(made, BaseException):
-      self._ended = made
-      raise made
-    self._wanted.put(True)
-    return made
+  def __next__(self) -> Placed:
+    if self._end is not None:
+      raise self._end
+    result = self._results.get()
+    if isinstance(result, BaseException):
+      self._end = result
+      raise result
+    self._requests.put(True)
+    return result
 
-  def __enter__(self) -> Ahead[In, Out]:
+  def __enter__(self) -> Ahead[Item, Placed]:
     return self
 
   def __exit__(self, *_: object) -> None:
     self.close()
 
   def close(self) -> None:
-    """Ends the thread after the batch that it is making. The owner of `items` closes them afterwards."""
-    self._ended = self._ended or StopIteration()
-    self._wanted.put(False)
+    """Ends the thread when it has finished its batch. Afterwards the caller closes the loader of `items`."""
+    self._end = self._end or StopIteration()
+    self._requests.put(False)
     self._thread.join(CLOSE_S)
 
   def _run(self) -> None:
-    while self._wanted.get():
+    while self._requests.get():
       try:
-        self._made.put(self._place(next(self._items)))
-      except BaseException as error:  # any error of reading or placing; the consumer raises it
-        self._made.put(error)
+        self._results.put(self._place(next(self._items)))
+      except BaseException as error:  # the consumer raises any error of `items` or `place`
+        self._results.put(error)
         break
     if hasattr(self._items, 'close'):  # a generator can only be closed by the thread that runs it
       with contextlib.suppress(Exception):

@@ -1,7 +1,7 @@
-"""The mesh of devices `[data, fsdp, tensor]`, and the batches that are placed on it.
+"""The mesh of devices `[data, fsdp, tensor]`, and placing batches on the mesh.
 
-A job calls `make` for the mesh, `local_rows` for the rows of each batch that its loader reads, and `put_batch` to place
-them. A batch is split over `data` and `fsdp`, parameters over `fsdp` and `tensor` (`sharding.py`).
+A job calls `make` for the mesh, `local_rows` for the rows of each batch that the job's loader reads, and `put_batch` to
+place these rows. Batches are split over `data` and `fsdp`, parameters over `fsdp` and `tensor` (`sharding.py`).
 """
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
   """Returns the sizes of the axes `data`, `fsdp` and `tensor` for this number of devices.
 
   Raises:
-    UserError: their product is not the number of devices, or the slices do not divide `data`.
+    UserError: the product of the sizes is not the number of devices, or the number of slices does not divide `data`.
   """
-  sizes = [getattr(config, axis) or 1 for axis in AXES]  # 0 = to be chosen by `config/layout.py`, which has not: 1
+  sizes = [getattr(config, axis) or 1 for axis in AXES]  # 1 in place of a 0 that `config/layout.py` has not replaced
   fixed = math.prod(size for size in sizes if size != -1)
   if -1 in sizes and num_devices % fixed == 0:
     sizes[sizes.index(-1)] = num_devices // fixed
@@ -48,7 +48,7 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
 
 
 def count_slices(devices: Sequence[jax.Device]) -> int:
-  """Returns the number of slices that devices are in, by their `slice_index`; on CPUs each process is a slice."""
+  """Returns the number of slices that have these devices, from `slice_index`; on CPUs each process is a slice."""
   is_cpu = devices[0].platform == 'cpu'
   return len({device.process_index if is_cpu else getattr(device, 'slice_index', 0) for device in devices})
 
@@ -57,100 +57,101 @@ def find_hardware(slices: int) -> layout.Hardware:
   """Returns a description of the devices of this run for `config/layout.py`, which is equal on every process.
 
   Args:
-    slices: number of slices that they are in; 0 = counted here.
+    slices: the number of slices that have the devices; 0 = the function counts the slices.
   """
-  first, slices = jax.local_devices()[0], slices or count_slices(jax.devices())
-  limit = (first.memory_stats() or {}).get('bytes_limit', 0) if first.platform != 'cpu' else 0
-  memory_gib = int(of_process_0(np.int32(limit // 2**30)))  # devices of a kind differ by some bytes
-  capability = str(getattr(first, 'compute_capability', ''))  # '9.0' of a GPU, '10.0a' of some
-  number = re.match(r'\d+(\.\d+)?', capability)
-  return layout.Hardware(first.device_kind, first.platform, jax.device_count(), memory_gib, slices,
-                         capability=float(number[0]) if number and first.platform == 'gpu' else 0.)
+  device = jax.local_devices()[0]
+  memory_bytes = (device.memory_stats() or {}).get('bytes_limit', 0) if device.platform != 'cpu' else 0
+  memory_gib = int(of_process_0(np.int32(memory_bytes // 2**30)))  # devices of the same kind may differ by some bytes
+  capability = re.match(r'\d+(\.\d+)?', str(getattr(device, 'compute_capability', '')))  # of a GPU: '9.0' or '10.0a'
+  return layout.Hardware(device.device_kind, device.platform, jax.device_count(), memory_gib,
+                         slices or count_slices(jax.devices()),
+                         capability=float(capability[0]) if capability and device.platform == 'gpu' else 0.)
 
 
 def of_process_0(value: ArrayLike) -> np.ndarray:
-  """Returns the array that process 0 passes, on every process; all must call it, with arrays of one shape and dtype."""
+  """Returns the array of process 0. All processes must call this function, with arrays of the same shape and dtype."""
   return np.asarray(multihost_utils.broadcast_one_to_all(value) if jax.process_count() > 1 else value)
 
 
 def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """Returns the mesh of a config over `devices` (all of them by default), neighbors along `tensor` first.
+  """Returns the mesh of a config over `devices` (by default all). The nearest devices are neighbors along `tensor`.
 
   Raises:
-    UserError: it does not fit the devices, or the slices that they are in.
+    UserError: the sizes of the mesh do not fit the number of devices or of slices.
   """
   devices = jax.devices() if devices is None else devices
   slices = config.slices or count_slices(devices)
   sizes = shape(dataclasses.replace(config, slices=slices), len(devices))
   if slices > 1:
     return Mesh(arrange(sizes, slices=slices, devices=devices), AXES, axis_types=(AxisType.Auto,) * 3)
-  actual = len({getattr(device, 'slice_index', 0) for device in devices})
-  if actual > 1:
-    raise UserError(f'mesh.slices: expected {actual}, the number of slices that the {len(devices)} devices are in, got '
-                    f'1. Set --config.mesh.slices={actual}; then only sums over `data` are sent between slices.')
+  num_slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  if num_slices > 1:
+    raise UserError(f'mesh.slices: expected {num_slices}, the number of slices that the {len(devices)} devices are in, '
+                    f'got 1. Set --config.mesh.slices={num_slices}; then only sums over `data` are sent between '
+                    'slices.')
   try:
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
-  except NotImplementedError:  # an axis is no product of sides of the TPU's torus: split a side
+  except NotImplementedError:  # the size of an axis is not a product of sides of the TPU's torus; a side must be split
     grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
-  """Returns the devices as a grid `[data, fsdp, tensor]`, whose axis `data` has one part after another of each slice.
+  """Returns the devices as a grid `[data, fsdp, tensor]`, in which the slices follow one another along `data`.
 
-  A slice is a set of devices with a fast network, those with the same `slice_index`. If they have none, or all the
-  same, a slice is an equal number of consecutive processes (a node may run several), or in a single process an equal
-  number of consecutive devices.
+  A slice is a set of devices with a fast network: devices with the same `slice_index`. If all devices have the same or
+  no `slice_index`, a slice is an equal number of consecutive processes (a node may run several), or in a single process
+  an equal number of consecutive devices.
 
   Raises:
-    UserError: the number of slices or processes does not fit, or they differ in size.
+    UserError: the number of slices does not fit the devices or processes, or the slices differ in size.
   """
-  inner = (sizes[0] // slices, *sizes[1:])
-  in_slices = Counter(getattr(device, 'slice_index', 0) for device in devices)
-  is_sliced = len(in_slices) > 1 or devices[0].platform == 'tpu'
-  counts = in_slices if is_sliced else Counter(device.process_index for device in devices)
-  what = 'slices' if is_sliced else 'processes'
-  if (is_sliced or len(counts) > 1) and (len(counts) % slices or (is_sliced and len(counts) != slices)):
-    expected = len(counts) if is_sliced else f'a divisor of {len(counts)}, such as the number of nodes'
-    raise UserError(f'mesh.slices: expected {expected}, for {len(devices)} devices in {len(counts)} {what}, got '
+  slice_sizes = (sizes[0] // slices, *sizes[1:])
+  num_devices_by_slice = Counter(getattr(device, 'slice_index', 0) for device in devices)
+  is_sliced = len(num_devices_by_slice) > 1 or devices[0].platform == 'tpu'
+  num_devices_by_group = num_devices_by_slice if is_sliced else Counter(device.process_index for device in devices)
+  num_groups, groups = len(num_devices_by_group), 'slices' if is_sliced else 'processes'
+  if (num_groups != slices) if is_sliced else (num_groups > 1 and num_groups % slices):
+    expected = num_groups if is_sliced else f'a divisor of {num_groups}, such as the number of nodes'
+    raise UserError(f'mesh.slices: expected {expected}, for {len(devices)} devices in {num_groups} {groups}, got '
                     f'{slices}.')
-  if len(set(counts.values())) > 1:
-    each = ', '.join(str(counts[key]) for key in sorted(counts))
-    raise UserError(f'mesh.slices: expected {what} with equal numbers of devices, got {each}. Start on equal slices.')
-  if len(counts) == slices:
+  if len(set(num_devices_by_group.values())) > 1:
+    got = ', '.join(str(num_devices) for _, num_devices in sorted(num_devices_by_group.items()))
+    raise UserError(f'mesh.slices: expected {groups} with equal numbers of devices, got {got}. Start on equal slices.')
+  if num_groups == slices:
     return mesh_utils.create_hybrid_device_mesh(
-        inner, (slices, 1, 1), devices, process_is_granule=not is_sliced, allow_split_physical_axes=True)
+        slice_sizes, (slices, 1, 1), devices, process_is_granule=not is_sliced, allow_split_physical_axes=True)
   ordered = sorted(devices, key=lambda device: device.process_index)
   size = len(devices) // slices
-  return np.concatenate([mesh_utils.create_device_mesh(inner, ordered[i * size:(i + 1) * size],
+  return np.concatenate([mesh_utils.create_device_mesh(slice_sizes, ordered[i * size:(i + 1) * size],
                                                        allow_split_physical_axes=True) for i in range(slices)])
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of rows over `data` and `fsdp`; other dimensions are not split."""
+  """Returns the sharding of arrays whose first dimension is split over `data` and `fsdp`."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of an array of which every device holds a copy."""
+  """Returns the sharding of an array that every device holds completely."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def check_batch(mesh: Mesh, batch_size: int, accumulate: int, *, what: str) -> None:
-  """Raises UserError unless all devices get the same number of rows of every microbatch."""
-  rows = mesh.shape['data'] * mesh.shape['fsdp']
-  if batch_size % (rows * accumulate):
-    micro = f' x {accumulate} microbatches' if accumulate > 1 else ''
-    nearest = layout.nearest_batch(batch_size, rows * accumulate)
-    raise UserError(f'{what}: expected a multiple of {rows} batch shards (data={mesh.shape["data"]} x '
-                    f'fsdp={mesh.shape["fsdp"]}){micro}, got {batch_size}. Set it to {nearest}, the nearest one.')
+  """Raises UserError unless all devices get equal numbers of rows of each of `accumulate` microbatches."""
+  num_shards = mesh.shape['data'] * mesh.shape['fsdp']
+  if batch_size % (num_shards * accumulate):
+    times = f' x {accumulate} microbatches' if accumulate > 1 else ''
+    nearest = layout.nearest_batch(batch_size, num_shards * accumulate)
+    raise UserError(f'{what}: expected a multiple of {num_shards} batch shards (data={mesh.shape["data"]} x '
+                    f'fsdp={mesh.shape["fsdp"]}){times}, got {batch_size}. Set it to {nearest}, the nearest one.')
 
 
 def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
-  """Returns the parts of each batch that the devices of a process (by default this one) hold.
+  """Returns the parts of each batch that the devices of a process (by default this process) hold.
 
-  One part for each position along `data` and `fsdp`. Processes whose devices differ only along `tensor` hold the same
-  part.
+  A batch has one part for each position along `data` and `fsdp`. Processes that differ only along `tensor` hold equal
+  parts.
   """
   process_index = jax.process_index() if process_index is None else process_index
   devices = mesh.devices.reshape(mesh.shape['data'] * mesh.shape['fsdp'], -1)
@@ -162,7 +163,7 @@ def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:
   """Returns the global batch as arrays on the mesh, given this process's rows in the order of `shard.rows`.
 
-  The `index` of an example is i64 on the host. On the device it has the low 32 bits, as nothing is computed with it.
+  The `index` of an example is i64 on the host. On the device, which does not compute with it, it has the low 32 bits.
   """
   sharding = batch_sharding(mesh)
   if 'index' in batch:
@@ -178,5 +179,5 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[st
 
 @functools.cache
 def _placing(sharding: NamedSharding) -> Callable[[dict[str, np.ndarray]], dict[str, jax.Array]]:
-  """Returns a compiled identity, which places a batch on one device in 0.03 ms; `device_put` of 5 arrays takes 0.4."""
+  """Returns a compiled identity; it places a batch on one device in 0.03 ms, `device_put` takes 0.4 ms for 5 arrays."""
   return jax.jit(lambda batch: batch, out_shardings=sharding)

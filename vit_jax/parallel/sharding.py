@@ -1,22 +1,22 @@
-"""Where every parameter lies on the mesh, from the logical axes that are stated where it is created (`core/axes.py`).
+"""Where every parameter lies on the mesh, from the parameter's logical axes (`core/axes.py`).
 
 `param_specs` returns the specs of parameters, `follow_specs` those of the optimizer state and of `extra`. `SPLIT_BY`
 maps logical axes to axes of the mesh: Megatron's split of attention and MLP over `tensor`, and the other side of each
 matrix over `fsdp`. `fsdp` splits no vector. A parameter without axes, or with an axis that is not in the table, is an
-error. An array of the optimizer, an average or a teacher has the spec of the parameter whose path its own path ends in.
-Of other arrays only small ones may be replicated: counters, centers and running statistics.
+error. If the path of an array of the optimizer, an average or a teacher ends in the path of a parameter, the array has
+the spec of that parameter. All remaining arrays are replicated, and must be small: counters, centers, statistics.
 
 On TPUs `fsdp` may split the dimension that `tensor` splits, in place of D, for kernels in a stack of blocks
-(`ALSO_SPLIT`). It does so if both divide that dimension, for one of two reasons (both seen with libtpu 0.0.52):
+(`ALSO_SPLIT`). It does so if both axes divide that dimension, for one of two reasons (both seen with libtpu 0.0.52):
 
 - `SCATTERS_ROWS_ONLY`: the compiler of v2 and v3 has no reduce-scatter along the axis that lies last in memory, which
-  is D for the kernels of attention and the second one of the MLP. It sums the complete gradient over all devices
-  instead, and sends twice as much.
+  is D for the kernels of attention and for the second kernel of the MLP. So the compiler sums the complete gradient
+  over all devices, and sends twice as much.
 - Splitting D would give shards of a kernel `[D, A, K]` with fewer than `LANES` entries of D. The compiler stores the
-  gradient with D as the last axis, in tiles of `LANES`. For a narrower shard it stores it with K last, and then the
-  product that computes the gradient takes up to twice as long.
+  gradient of a wider shard with D as the last axis, in tiles of `LANES`, but the gradient of such a shard with K as the
+  last axis. Then the product that computes the gradient takes up to twice as long.
 
-Both concern gradients. The layout of a run on devices is not part of its checkpoint.
+Both reasons concern gradients. The layout of a run on devices is not part of the run's checkpoint.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
 
 Split = tuple[str | tuple[str, ...] | None, ...]
-"""The mesh axes that split each dimension."""
+"""The mesh axes that split each dimension of an array; None = the dimension is not split."""
 
 SPLIT_BY: dict[str, str | None] = {
     LAYERS: None,          # L, the stack of blocks
@@ -50,34 +50,34 @@ SPLIT_BY: dict[str, str | None] = {
     'tokens': None,        # positions, registers
     'rank': None,          # of a low-rank adapter
 }
-"""The mesh axis that splits each logical axis; None = it is not split."""
+"""The mesh axis that splits each logical axis; None = the axis is not split."""
 ALSO_SPLIT: dict[Names, str] = {
     (LAYERS, 'embed', 'heads', 'head'): 'heads',
     (LAYERS, 'heads', 'head', 'embed'): 'heads',
     (LAYERS, 'mlp', 'embed'): 'mlp',
 }
-"""The dimension of these kernels that `fsdp` splits together with `tensor`, where a TPU has a reason for it."""
+"""By the axes of a kernel, the axis that `fsdp` and `tensor` split together for one of the reasons above."""
 LANES = 128
 """Entries of the last axis in one tile of a TPU."""
 SCATTERS_ROWS_ONLY = ('v2', 'v3')
 """TPUs that scatter a sum only along an axis that is not the last one in memory."""
 TILE_ROWS = 8
-"""Rows of one tile of a TPU: a shard of other numbers of rows is padded before it is sent (libtpu 0.0.52)."""
-MOST_REPLICATED_BYTES = 2**20  # four times the center of DINO's 65,536 outputs
+"""Rows of one tile of a TPU. A shard is padded to a multiple of this number before it is sent (libtpu 0.0.52)."""
+MAX_REPLICATED_BYTES = 2**20  # four times the center of DINO's 65,536 outputs
 
 FROZEN = 'frozen'
-"""Part of `extra` with parameters that are not trained; they are laid out as the trained ones are."""
+"""Key of `extra` with parameters that are not trained; they are laid out as trained parameters are."""
 TRAINED = 'trained'
-"""Part of `extra` that never changes, such as a teacher of another shape; it may be replicated."""
+"""Key of `extra` with arrays that never change, such as a teacher of another shape; they may be replicated."""
 
 
 def with_frozen(params: PyTree, extra: PyTree) -> PyTree:
-  """Returns all parameters: the trained ones, `params`, and the others, below the key `FROZEN` anywhere in `extra`."""
+  """Returns all parameters: the trained ones, `params`, and the frozen ones, below the key `FROZEN` in `extra`."""
   trained = trees.flatten(params)
   leaves = dict(trained)
   for name, leaf in trees.flatten(extra).items():
-    _, is_frozen, path = f'/{name}'.partition(f'/{FROZEN}/')
-    if is_frozen:
+    _, frozen_key, path = f'/{name}'.partition(f'/{FROZEN}/')
+    if frozen_key:
       leaves[path] = leaf
   return trees.unflatten(leaves) if len(leaves) > len(trained) else params
 
@@ -85,19 +85,19 @@ def with_frozen(params: PyTree, extra: PyTree) -> PyTree:
 def param_specs(params: PyTree, axes: PyTree, mesh: Mesh, *, differentiated: bool = True) -> PyTree:
   """Returns a PartitionSpec for every parameter.
 
-  A mesh axis that does not divide its dimension is left out: that dimension is not split.
+  A dimension is not split by a mesh axis that does not divide it.
 
   Args:
-    params: arrays or their shapes.
-    axes: a tree with the `Axes` of each parameter at its path, as `core.axes.trace` returns them.
-    mesh: of devices, or an abstract mesh.
+    params: arrays or shapes.
+    axes: the `Axes` of the parameters, in a tree of the same structure, as `core.axes.trace` returns them.
+    mesh: a mesh of devices, or an abstract mesh.
     differentiated: whether the parameters get gradients. Without gradients `ALSO_SPLIT` is not used.
 
   Raises:
-    UserError: lists the parameters without axes, and those with an axis that `SPLIT_BY` does not have.
+    UserError: lists the parameters without axes, and the parameters with an axis that `SPLIT_BY` does not have.
   """
-  names_of = {path: stated.names for path, stated in resolved(axes).items()}
-  problems = [problem for path in trees.flatten(params) for problem in _problems(path, names_of.get(path))]
+  names_by_path = {path: parameter_axes.names for path, parameter_axes in resolved(axes).items()}
+  problems = [problem for path in trees.flatten(params) for problem in _problems(path, names_by_path.get(path))]
   if problems:
     raise UserError('parameters: expected the logical axes of each, which decide how it is sharded:\n'
                     + '\n'.join(problems) + '\nCreate it with models.layers.param(..., axes), or with '
@@ -106,40 +106,40 @@ def param_specs(params: PyTree, axes: PyTree, mesh: Mesh, *, differentiated: boo
   is_for_tpu = differentiated and device is not None and device.platform == 'tpu'
 
   def spec(path: str, leaf: Any) -> PartitionSpec:
-    names = names_of[path] or ()
+    names = names_by_path[path] or ()
     return _fit(_split_on_tpu(names, leaf.shape, mesh) if is_for_tpu else _split(names), leaf.shape, mesh)
 
   return trees.map_named(spec, params)
 
 
 def _problems(path: str, names: Names | None) -> Iterator[str]:
-  """Yields the problems of the logical axes of the parameter at a path."""
+  """Yields messages about the logical axes of the parameter at a path; none if the axes are valid."""
   if names is None:
     yield f'  {path}: expected logical axes, got none.'
   for name in names or ():
     if name is not None and name not in SPLIT_BY:
-      near = globs.similar_names(name, SPLIT_BY)
+      similar = globs.similar_names(name, SPLIT_BY)
       yield (f'  {path}: expected one of {", ".join(SPLIT_BY)}, got {name!r}.'
-             + (f' Did you mean {near[0]!r}?' if near else ''))
+             + (f' Did you mean {similar[0]!r}?' if similar else ''))
       return
-  split = [axis for axis in _split(names or ()) if axis]  # a mesh axis may split one dimension only
-  if len(split) > len(set(split)):
-    yield f'  {path}: expected axes that different axes of the mesh split, got {names}, split by {split}.'
+  mesh_axes = [axis for axis in _split(names or ()) if axis]  # a mesh axis may split one dimension only
+  if len(mesh_axes) > len(set(mesh_axes)):
+    yield f'  {path}: expected axes that different axes of the mesh split, got {names}, split by {mesh_axes}.'
 
 
 def _split(names: Names) -> Split:
-  """Returns the mesh axes for these logical axes."""
+  """Returns the mesh axes that split dimensions with these logical axes."""
   is_vector = len([name for name in names if name != LAYERS]) < 2
   split = tuple(None if name is None else SPLIT_BY[name] for name in names)
   return tuple(None if is_vector and axis == 'fsdp' else axis for axis in split)
 
 
 def _split_on_tpu(names: Names, shape: tuple[int, ...], mesh: Mesh) -> Split:
-  """Returns the mesh axes on a TPU: those of `ALSO_SPLIT`, if they divide `shape` and there is a reason for them."""
-  usual, also = _split(names), ALSO_SPLIT.get(names)
-  if also is None or mesh.shape['fsdp'] == 1:
+  """Returns the mesh axes on a TPU: those of `ALSO_SPLIT` if they divide `shape` and a reason exists, else `_split`."""
+  usual, jointly_split = _split(names), ALSO_SPLIT.get(names)
+  if jointly_split is None or mesh.shape['fsdp'] == 1:
     return usual
-  on_tpu = tuple(('tensor', 'fsdp') if name == also else None for name in names)
+  on_tpu = tuple(('tensor', 'fsdp') if name == jointly_split else None for name in names)
   is_narrow = shape[usual.index('fsdp')] < LANES * mesh.shape['fsdp'] and usual[-1] != 'fsdp'
   device = mesh.abstract_mesh.abstract_device
   has_reason = is_narrow or (device is not None and device.device_kind.lower().endswith(SCATTERS_ROWS_ONLY))
@@ -153,62 +153,62 @@ def _num_shards(axes: str | tuple[str, ...] | None, mesh: Mesh) -> int:
 
 
 def _fit(axes: Split, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-  """Returns the spec of the mesh axes, without those that do not divide their dimension, and those of size 1."""
+  """Returns the spec of the mesh axes, without axes that do not divide their dimension, and without axes of size 1."""
   def fitting(axes: str | tuple[str, ...] | None, size: int) -> str | tuple[str, ...] | None:
     if axes is None or size % _num_shards(axes, mesh):
       return None
-    names = tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if mesh.shape[axis] > 1)
-    if len(names) > 1:
-      return names
-    return names[0] if names else None
+    kept = tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if mesh.shape[axis] > 1)
+    if len(kept) > 1:
+      return kept
+    return kept[0] if kept else None
   return PartitionSpec(*map(fitting, axes, shape)) if any(axes) else PartitionSpec()
 
 
 def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
   """Returns a PartitionSpec for every leaf of the optimizer state or of `extra`.
 
-  A leaf whose path ends in the path of a parameter gets the spec of that parameter, if it has its shape, or that shape
-  without one axis (factored moments). Any other leaf is replicated if it is below the key `TRAINED`, or if it is a
-  scalar or a vector (of each layer) of at most `MOST_REPLICATED_BYTES`: a counter, a center, a running statistic.
+  A leaf whose path ends in the path of a parameter gets the spec of that parameter, if the leaf has the parameter's
+  shape, or that without one axis (factored moments). Any other leaf is replicated: a leaf below the key `TRAINED`,
+  a scalar, or a vector (of each layer) of at most `MAX_REPLICATED_BYTES`: a counter, a center, a running statistic.
 
   Args:
-    tree: the state, as arrays or their shapes.
+    tree: the state, as arrays or shapes.
     params: all parameters, as `with_frozen` returns them.
-    specs: their specs, as `param_specs` returns them.
+    specs: the specs of `params`, as `param_specs` returns them.
 
   Raises:
-    UserError: lists the leaves that are none of these.
+    UserError: lists the leaves that have no spec of a parameter, and may not be replicated.
   """
   spec_leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
-  by_path = {path: (leaf.shape, spec) for (path, leaf), spec in zip(
+  parameter_by_path = {path: (leaf.shape, spec) for (path, leaf), spec in zip(
       trees.flatten(params).items(), spec_leaves, strict=True)}
-  stray: list[str] = []
+  too_large: list[str] = []
 
   def follow(name: str, leaf: Any) -> PartitionSpec:
     parts = name.split('/')
     endings = ['/'.join(parts[i:]) for i in range(len(parts))]
-    candidates = [by_path[ending] for ending in endings if ending in by_path]
+    candidates = [parameter_by_path[ending] for ending in endings if ending in parameter_by_path]
     for shape, spec in candidates:
       if (followed := _drop_axis(spec, shape, leaf.shape)) is not None:
         return followed
-    of_a_layer = leaf.shape[1:] if trees.is_stacked(name) else leaf.shape
-    is_small = sum(size > 1 for size in of_a_layer) <= 1 and trees.num_bytes(leaf) <= MOST_REPLICATED_BYTES
+    layer_shape = leaf.shape[1:] if trees.is_stacked(name) else leaf.shape
+    is_small = sum(size > 1 for size in layer_shape) <= 1 and trees.num_bytes(leaf) <= MAX_REPLICATED_BYTES
     if TRAINED not in parts and not is_small:
-      of = f', where the parameter is {list(candidates[0][0])}' if candidates else ''
-      stray.append(f'  {name} {leaf.dtype}{list(leaf.shape)}{of}')
+      parameter = f', where the parameter is {list(candidates[0][0])}' if candidates else ''
+      too_large.append(f'  {name} {leaf.dtype}{list(leaf.shape)}{parameter}')
     return PartitionSpec()
 
   result = trees.map_named(follow, tree)
-  if stray:
+  if too_large:
     raise UserError("extra: expected leaves whose path ends in a parameter's path, with its shape, got others that are "
-                    'too large to be replicated:\n' + '\n'.join(stray)
+                    'too large to be replicated:\n' + '\n'.join(too_large)
                     + "\nName them as their parameters, such as 'teacher/backbone/…'; else use scalars, vectors of at "
-                    f'most {MOST_REPLICATED_BYTES:,} bytes, or constants below the key {TRAINED!r}.')
+                    f'most {MAX_REPLICATED_BYTES:,} bytes, or constants below the key {TRAINED!r}.')
   return result
 
 
 def _drop_axis(spec: PartitionSpec, shape: tuple[int, ...], target: tuple[int, ...]) -> PartitionSpec | None:
-  """Returns the spec of a parameter for a leaf of its shape, or of that without one axis; None for other shapes."""
+  """Returns the spec for a shape `target` that is a parameter's `shape`, or `shape` without one axis; else None."""
   if target == shape:
     return spec
   axes = [*spec, *[None] * (len(shape) - len(spec))]
@@ -226,6 +226,6 @@ def shardings(specs: PyTree, mesh: Mesh) -> PyTree:
 
 def bytes_per_device(tree: PyTree, specs: PyTree, mesh: Mesh) -> int:
   """Returns the bytes that one device holds of a tree laid out by `specs`."""
-  placed = shardings(specs, mesh)
-  sizes = jax.tree.map(lambda x, sharding: math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize, tree, placed)
+  sizes = jax.tree.map(lambda x, sharding: math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize,
+                       tree, shardings(specs, mesh))
   return sum(jax.tree.leaves(sizes))

@@ -1,15 +1,15 @@
-"""Named sets of XLA flags and variables of the environment: their purpose, source, and known effect.
+"""Named sets of XLA flags and environment variables, with their purpose, source, and known effect.
 
-`hardware.choose` calls `choose` before jax starts. Only a set whose effect is known is on by default; others are chosen
-by name, `vit-jax train --flags=overlap,nccl`. What the user sets in the environment has precedence:
-`LIBTPU_INIT_ARGS='--c=3'` keeps the flags of the sets, adds `--c=3`, and replaces a `--c` of theirs.
+`hardware.choose` calls `choose` before jax starts. Only sets whose effect is known are on by default; other sets are
+chosen by name, `vit-jax train --flags=overlap,nccl`. Flags that the user sets in the environment have precedence:
+`LIBTPU_INIT_ARGS='--c=3'` keeps the flags of the sets and adds `--c=3`, which replaces a flag `--c` of the sets.
 
     python -m vit_jax.parallel.xla_flags                 # prints the table
     python -m vit_jax.parallel.xla_flags gpu             # the names of the sets for a platform
     python -m vit_jax.parallel.xla_flags overlap nccl    # the variables that these sets change, as NAME=VALUE
 
-`benchmarks/gpu_check.sh` tests and times the sets of GPUs one by one. XLA aborts at its start if it does not know a
-flag; the tests try all flags for GPUs and CPUs. Imports no jax.
+`benchmarks/gpu_check.sh` tests and times the sets of GPUs one by one. XLA aborts at its start because of an unknown
+flag; the tests try all flags for GPUs and CPUs. This module does not import jax.
 """
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from typing import NamedTuple
 
 VARIABLES = {'tpu': 'LIBTPU_INIT_ARGS', 'gpu': 'XLA_FLAGS', 'cpu': 'XLA_FLAGS'}
-"""The variables from which jax reads the flags of a platform."""
+"""The environment variable from which jax reads the flags of each platform."""
 
 
 class FlagSet(NamedTuple):
-  """Flags and variables for one platform that belong together.
+  """Flags and environment variables for one platform that belong together.
 
   platform: tpu, gpu or cpu.
   flags: texts such as `--name=value`.
-  purpose: what the flags do.
-  effect: what was measured, and where.
-  source: who published the values; '' = none.
-  variables: further variables of the environment, by name.
-  default: whether the set is on without being named.
-  chips: the TPUs that it is for; () = all devices of the platform.
+  purpose: the effect of the flags on a program, a phrase with a verb.
+  effect: the measured result, with the hardware and versions.
+  source: the publication of the values; '' = none.
+  variables: values of further environment variables, by name.
+  default: whether the set is on even if no one names it.
+  chips: the TPUs that the set is for; () = all devices of the platform.
   """
   platform: str
   flags: tuple[str, ...]
@@ -95,7 +95,7 @@ SETS = {
     'overlap': FlagSet(
         'gpu', ('--xla_gpu_enable_latency_hiding_scheduler=true', *_PIPELINED,
                 '--xla_gpu_enable_while_loop_double_buffering=true'),
-        'likewise, and moves collectives over the border of an iteration of scanned blocks and of microbatches',
+        'as latency_hiding, and moves collectives over the border of an iteration of scanned blocks and microbatches',
         source=_TOOLBOX),
     'combine': FlagSet(
         'gpu', ('--xla_gpu_all_reduce_combine_threshold_bytes=134217728',),
@@ -127,63 +127,62 @@ SETS = {
     'maxtext_nodes': FlagSet(
         'gpu', (*_MAXTEXT, '--xla_gpu_all_reduce_combine_threshold_bytes=1073741824',
                 '--xla_gpu_reduce_scatter_combine_threshold_bytes=134217728'),
-        'all that MaxText sets for it with fsdp within and data between 16 nodes of 8 H100',
+        'all that MaxText sets for Llama 2 7B with fsdp within and data between 16 nodes of 8 H100',
         source=f'{_MAXTEXT_GPU}/16vm.sh'),
 }
-"""None is for CPUs: no flag that was tried made a step faster. Flags that XLA has dropped since are left out."""
-
-
+"""The sets by name. No set is for CPUs: no tried flag made a step faster. Flags that XLA no longer has are left out."""
 PORTABLE = ('--xla_cpu_enable_platform_dependent_math=false', '--xla_cpu_max_isa=AVX2')
-"""Flags of `train.portable`: exp, tanh and the like by formulas of XLA, and vectors of one length for all sums."""
+"""Flags of `train.portable`: functions such as exp by formulas of XLA, and vectors of the same length for all sums."""
 
 
 def defaults(platform: str) -> str:
-  """Returns the default flags of a platform, in the form of its variable."""
-  chosen = [flag_set for flag_set in SETS.values() if flag_set.default and flag_set.platform == platform]
-  return ' '.join(flag for flag_set in chosen for flag in flag_set.flags)
+  """Returns the default flags of a platform, separated by spaces."""
+  flag_sets = [flag_set for flag_set in SETS.values() if flag_set.default and flag_set.platform == platform]
+  return ' '.join(flag for flag_set in flag_sets for flag in flag_set.flags)
 
 
-def merged(platform: str, own: str) -> str:
-  """Returns the user's `own` flags of a platform after the default ones that the user does not set."""
-  return join(defaults(platform).split(), own)
+def merged(platform: str, user_flags: str) -> str:
+  """Returns the default flags of a platform that the user does not set, and then the user's flags."""
+  return join(defaults(platform).split(), user_flags)
 
 
-def join(flags: Iterable[str], own: str) -> str:
-  """Returns the user's `own` flags after those of `flags` that the user does not set."""
-  names = {name_of(text) for text in own.split()}
-  return ' '.join([*(text for text in flags if name_of(text) not in names), *filter(None, [own.strip()])])
+def join(flags: Iterable[str], user_flags: str) -> str:
+  """Returns those of `flags` that the user does not set, and then the user's flags, separated by spaces."""
+  user_names = {name_of(flag) for flag in user_flags.split()}
+  kept = [flag for flag in flags if name_of(flag) not in user_names]
+  return ' '.join([*kept, user_flags.strip()]).strip()
 
 
-def name_of(text: str) -> str:
-  """Returns the name of a flag, with its dashes."""
-  return text.partition('=')[0]
+def name_of(flag: str) -> str:
+  """Returns the name of a flag, with its dashes: `--name` of `--name=value`."""
+  return flag.partition('=')[0]
 
 
 def choose(environ: MutableMapping[str, str], platform: str, names: Iterable[str] = ()) -> None:
-  """Adds the default flags of a platform, and the sets of these names, to an environment; call it before jax starts.
+  """Adds the sets of these names and the default flags of a platform to an environment; call it before jax starts.
 
-  A flag that the environment has already stays, so that an earlier set precedes a later one. A set for another platform
-  is added too; jax does not use it.
+  A flag that the environment already has stays, so an earlier set precedes a later set. A set for another platform is
+  added too, but jax does not use it.
   """
   for name in names:
-    chosen = SETS[name]
-    for variable, value in chosen.variables.items():
+    flag_set = SETS[name]
+    for variable, value in flag_set.variables.items():
       environ.setdefault(variable, value)
-    if chosen.flags:
-      variable = VARIABLES[chosen.platform]
-      environ[variable] = join(chosen.flags, environ.get(variable, ''))
+    if flag_set.flags:
+      variable = VARIABLES[flag_set.platform]
+      environ[variable] = join(flag_set.flags, environ.get(variable, ''))
   if defaults(platform):
     environ[VARIABLES[platform]] = merged(platform, environ.get(VARIABLES[platform], ''))
 
 
 def has(environ: Mapping[str, str], name: str) -> bool:
-  """Returns whether the environment has all flags of a set."""
-  chosen = SETS[name]
-  return set(chosen.flags) <= set(environ.get(VARIABLES[chosen.platform], '').split())
+  """Returns whether the environment has all flags of the set `name`."""
+  flag_set = SETS[name]
+  return set(flag_set.flags) <= set(environ.get(VARIABLES[flag_set.platform], '').split())
 
 
 def main(arguments: list[str]) -> None:
-  """Prints the table; or the names of the sets of a platform; or the variables that sets change, as NAME=VALUE."""
+  """Prints the table of all sets, the names of a platform's sets, or the variables that the named sets change."""
   if arguments and arguments[0] in VARIABLES:
     print('\n'.join(name for name, flag_set in SETS.items() if flag_set.platform == arguments[0]))
   elif unknown := [name for name in arguments if name not in SETS]:

@@ -348,9 +348,9 @@ def numbers(config: schema.Config) -> tuple[int, int, bool]:
   try:
     opened = build.open_data(config)
   except (UserError, OSError) as error:
-    raise failures.kind(error)(f'{error}\nSet --config.data.num_examples and --config.data.num_classes to plan '
-                                f'without the data; they are {data.num_examples} and {data.num_classes}; 0 asks the '
-                                'source.') from error
+    raise failures.error_class(error)(f'{error}\nSet --config.data.num_examples and --config.data.num_classes to plan '
+                                      f'without the data; they are {data.num_examples} and {data.num_classes}; 0 asks '
+                                      'the source.') from error
   return data.num_examples or len(opened.train), len(opened.class_names), opened.in_memory
 
 

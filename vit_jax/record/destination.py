@@ -91,8 +91,8 @@ def check_writable(folder: storage.Path, *, setting: str, advice: str) -> None:
     os.close(handle)
     os.unlink(name)
   except OSError as error:
-    raise failures.kind(error)(f'{setting}={folder}: expected a directory that can be written, got '
-                                f'{error.strerror or error}. {advice}') from error
+    raise failures.error_class(error)(f'{setting}={folder}: expected a directory that can be written, got '
+                                      f'{error.strerror or error}. {advice}') from error
 
 
 @contextlib.contextmanager

@@ -229,7 +229,7 @@ def check_ours(workdir: storage.PathLike, setting: str = '--workdir') -> None:
   else:
     names = sorted(os.listdir(folder)) if folder.is_dir() and not ours else []  # with broken links, unlike `glob`
     written = [folder / name for pattern in _WRITTEN for name in fnmatch.filter(names, pattern)]
-    others = [path for path in written if not files.is_new(path)]
+    others = [path for path in written if not files.is_vacant(path)]
     if not others:
       return
     foreign = others[0]

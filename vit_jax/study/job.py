@@ -73,8 +73,8 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
   if dry_run:
     print(estimate.describe(config, workdir, topology=topology), flush=True)
     return 0
-  if place := hosts.find_place(os.environ):
-    raise UserError(f'VIT_JAX_DISTRIBUTED: expected off, as a study starts processes for its runs itself, got {place}. '
+  if rank := hosts.find_rank(os.environ):
+    raise UserError(f'VIT_JAX_DISTRIBUTED: expected off, as a study starts processes for its runs itself, got {rank}. '
                     'Set VIT_JAX_DISTRIBUTED=off, and start one process per host.')
   return Coordinator(config, workdir, processes, dict(os.environ if environ is None else environ), share).run()
 
@@ -280,7 +280,7 @@ class Coordinator:
     """Passes a signal to stop on to the runs, which save; a second Ctrl-C kills them."""
     del frame
     if number == signal.SIGINT:
-      self._answer.say()
+      self._answer.write()
     if self._stopped_by and number == signal.SIGINT:
       for process in self._active:
         process.stop(signal.SIGKILL)

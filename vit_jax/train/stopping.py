@@ -43,7 +43,7 @@ class StopRequest:
       if self._is_interrupted:
         signals.interrupt_at_once()  # unwinding would wait for loaders and for saves under way
       self._is_interrupted = True
-      self._message.say()
+      self._message.write()
     self._name = signal.Signals(number).name
     if not self._is_alone:
       signals.as_sigterm(number, frame)

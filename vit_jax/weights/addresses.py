@@ -53,8 +53,8 @@ def local(where: str, *, opener: Opener = open_address, offline: bool = False) -
       return path
   except (OSError, RuntimeError) as error:  # no permission, a name that is too long, or an unknown user after ~
     reason = getattr(error, 'strerror', None) or error
-    raise failures.kind(error)(f'{where}: expected the path of a file or folder, got "{reason}". Check the '
-                                'path.') from error
+    raise failures.error_class(error)(f'{where}: expected the path of a file or folder, got "{reason}". Check the '
+                                      'path.') from error
   if is_redacted(where):
     raise UserError(f'{where}: expected an address with its password or token, got one without, as records have it. '
                     'Give the complete address, or download the file and give its path.')
@@ -189,7 +189,7 @@ def _model(name: str, offline: bool) -> pathlib.Path:
     if found := _from_hub(repository, side, offline=offline):
       repository = repository._replace(revision=found.commit)  # all files of one commit
       if side == 'config.json' and _is_run(found.path):
-        listing = None if offline or hub.is_offline() else hub.find(repository)
+        listing = None if offline or hub.is_offline() else hub.list_files(repository)
         for one in listing.files if listing else ():
           hub.fetch(repository, one, most_bytes=download.MOST_BYTES)
         return found.path.parent
@@ -294,4 +294,4 @@ def _prove_weights(path: pathlib.Path, said: str) -> None:
 
 
 def _prove_json(path: pathlib.Path, said: str) -> None:
-  documents.read(path, where=said, advice='Try again later.').object()
+  documents.read(path, subject=said, advice='Try again later.').object()

@@ -122,10 +122,10 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
   except urllib.error.HTTPError as error:
     if error.code == 404:
       raise FileNotFoundError(f'{_shown(address)} does not exist') from error
-    raise failures.kind(error)(_refused(address, error)) from error
+    raise failures.error_class(error)(_refused(address, error)) from error
   except (http.client.HTTPException, OSError, ValueError) as error:  # ValueError: an invalid address, as with two dots
     is_cut = isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.InvalidURL)
-    raise (TemporaryError if is_cut else failures.kind(error))(_unreachable(address, path, error)) from error
+    raise (TemporaryError if is_cut else failures.error_class(error))(_unreachable(address, path, error)) from error
   finally:
     with contextlib.suppress(OSError):
       path.parent.rmdir()  # if it is empty

@@ -154,7 +154,7 @@ def _patterns(config: Field) -> tuple[tuple[re.Pattern[str], float], ...]:
         raise ValueError('too many ways to match')
       pattern = re.compile(rf'(?:.*\.)?(?:{key})$')
     except (ValueError, re.error, OverflowError, RecursionError):
-      raise UserError(f'{alphas.where}: expected names of layers or simple patterns of names, got {describe(key)}. '
+      raise UserError(f'{alphas.subject}: expected names of layers or simple patterns of names, got {describe(key)}. '
                       'Write the layers out.') from None
     found.append((pattern, alphas.field(key).number(0, MOST_ALPHA)))
   return tuple(found)

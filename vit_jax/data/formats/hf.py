@@ -114,7 +114,7 @@ def pin(where: str, recorded_sources: Iterable[str]) -> str:
 
 def _find(repository: Repository) -> tuple[Repository, tuple[str, ...]]:
   """Returns the repository at the commit of its revision, and the paths of its files."""
-  commit = hub.find(repository)
+  commit = hub.list_files(repository)
   if commit is None:
     if hub.is_offline():
       raise UserError(f'{repository}: expected a dataset and revision in the cache, since HF_HUB_OFFLINE=1, got '
@@ -128,7 +128,7 @@ def _choose_files(repository: Repository, paths: Sequence[str], subset: str,
                   where: str) -> tuple[Repository, Mapping[str, Sequence[str]]]:
   """Returns the repository, or its branch `CONVERTED` if it has no Parquet files; and a subset's paths by split."""
   paths_by_subset = _find_parquets(repository, paths)
-  if not paths_by_subset and (converted := hub.find(repository._replace(revision=CONVERTED))):
+  if not paths_by_subset and (converted := hub.list_files(repository._replace(revision=CONVERTED))):
     repository = repository._replace(revision=converted.commit)
     converted_paths = [path for path in sorted(converted.files) if path.endswith('.parquet') and path.count('/') == 2]
     paths_by_subset = _group(_File(path.split('/')[0], path.split('/')[1].removeprefix('partial-'), path)

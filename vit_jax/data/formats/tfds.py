@@ -260,7 +260,7 @@ def read(folder: str, rules: Rules = OWN) -> Dataset:
   file_format = info.field('fileFormat', default='tfrecord').text()
   for document in (info, features):
     if not documents.is_unicode(document.value):
-      raise UserError(f'{document.where}: expected text that is valid Unicode, got half of a surrogate pair. {_AGAIN}')
+      raise UserError(f'{document.subject}: expected text that is valid Unicode, got half of a surrogate pair. {_AGAIN}')
   feature_by_path = dict(_flatten_features(features))
   if not feature_by_path or '' in feature_by_path:
     raise features.error('features by name')
@@ -309,7 +309,7 @@ def _flatten_features(node: Field, path: str = '', several: bool = False) -> Ite
   if 'content' in node:
     python_class, content = node.field('type').text(), node.field('content')
     if isinstance(content.value, str):
-      content = documents.field(content.value, content.where, expected='JSON', advice=_AGAIN)
+      content = documents.field(content.value, content.subject, expected='JSON', advice=_AGAIN)
   else:
     python_class = node.field('pythonClassName').text()
     content = next((node.field(key) for key in _CONTENT_KEYS if key in node), None)
