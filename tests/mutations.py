@@ -314,7 +314,7 @@ MUTATIONS = (
     Mutation('train/loop.py', '_Dispatched(step + 1, metrics, batch)', '_Dispatched(step, metrics, batch)',
              'train/test_loop.py'),
     Mutation('train/hooks.py', 'done.step <= watch.after', 'done.step < watch.after', 'train/test_alarm.py'),
-    Mutation('train/hooks.py', 'self._since < self._patience', 'self._since <= self._patience', HOOKS),
+    Mutation('train/hooks.py', 'self._num_since < self._patience', 'self._num_since <= self._patience', HOOKS),
     Mutation('train/save_times.py', 'left_s < step_s / 2', 'left_s < step_s', 'train/test_save_times.py'),
     Mutation('optim/adafactor.py', '(state.updates + 1).astype', '(state.updates + 2).astype', OPTIM),
     Mutation('objectives/ema.py', 'extra[AVERAGE] if self._average else params, extra.get(INNER, {})',

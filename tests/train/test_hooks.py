@@ -70,7 +70,7 @@ def test_the_first_the_last_and_every_third_step_are_logged_with_their_own_value
 @pytest.mark.parametrize(('most', 'steps'), [(2, [1, 6, 8]), (1, [1, 8])])
 def test_the_norms_of_all_parameters_are_recorded_at_a_bounded_number_of_steps(
     most: int, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(hooks, 'MOST_NORMS', most)
+  monkeypatch.setattr(hooks, 'MAX_NORM_EVENTS', most)
   record = Record()
   hook = metrics_hook(record)
   for step in range(1, 9):
