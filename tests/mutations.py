@@ -311,7 +311,7 @@ MUTATIONS = (
              'size', LOADER),
     Mutation('data/device/token_targets.py', "'labels': labels_BC / labels_BC.sum(-1, keepdims=True)",
              "'labels': labels_BC", 'data/test_token_targets.py data/test_pseudo.py'),
-    Mutation('train/loop.py', '_Dispatched(step + 1, metrics, batch)', '_Dispatched(step, metrics, batch)',
+    Mutation('train/loop.py', '_Dispatched(step, metrics, batch)', '_Dispatched(step - 1, metrics, batch)',
              'train/test_loop.py'),
     Mutation('train/hooks.py', 'done.step <= watch.after', 'done.step < watch.after', 'train/test_alarm.py'),
     Mutation('train/hooks.py', 'self._num_since < self._patience', 'self._num_since <= self._patience', HOOKS),

@@ -228,7 +228,7 @@ class Checkpoint(Hook):
 
   def __init__(self, times: SaveTimes, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
                about: Mapping[str, Any], latest: Latest) -> None:
-    self.every = times.next
+    self.every = times.every
     self._times, self._checkpointer, self._writer, self._clock = times, checkpointer, writer, clock
     self._about, self._latest = about, latest
     self.digest, self.has_failed = '', False
@@ -248,8 +248,8 @@ class Checkpoint(Hook):
       self.every = 1
 
   def on_state(self, step: int, state: TrainState) -> None:
-    is_due = self._times.is_due(step) or self._is_overdue
-    self.every = self._times.next
+    is_due = self._times.decide(step) or self._is_overdue
+    self.every = self._times.every
     if is_due:
       self.save(step, state)
 
@@ -287,7 +287,7 @@ class Checkpoint(Hook):
       metrics = {name: value for name, (measured_step, value) in self._latest.items() if measured_step == step}
       self.digest = self._checkpointer.save(state, self._about, metrics, announce=announce)
     self._saved_step = step
-    self._times.saved()
+    self._times.note_save()
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 
   @contextlib.contextmanager
