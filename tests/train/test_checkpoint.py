@@ -311,7 +311,7 @@ def test_a_save_that_fails_has_the_status_of_its_cause(
 
   def fail(*_: object, **__: object) -> None:
     raise error
-  monkeypatch.setattr(checkpointer._manager(), 'save', fail)
+  monkeypatch.setattr(checkpointer._open_once(), 'save', fail)
   with pytest.raises(Exception) as found:
     save(checkpointer, one, [2])
   failure = reports.explain(found.value, environ={'XDG_STATE_HOME': '/dev/null'})
