@@ -124,7 +124,7 @@ def test_processes_agree_on_the_steps_that_the_first_lists(folder: pathlib.Path,
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   monkeypatch.setattr(reader, 'steps', lambda: [*range(3000)])
   monkeypatch.setattr(checkpoint_reader.multihost_utils, 'broadcast_one_to_all', lambda steps: steps)
-  assert reader.agreed_steps() == [*range(3000 - checkpoint_reader.MOST_STEPS, 3000)]
+  assert reader.agreed_steps() == [*range(3000 - checkpoint_reader.MAX_STEPS, 3000)]
   monkeypatch.setattr(checkpoint_reader.multihost_utils, 'broadcast_one_to_all', lambda steps: [4, 6, -1])
   assert reader.agreed_steps() == [4, 6]
 

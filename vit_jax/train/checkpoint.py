@@ -2,9 +2,8 @@
 
 The train job makes a `Checkpointer` on each process, inside `run_directory.hold`. The job calls `restore` once, and the
 hook `Checkpoint` then calls `save` and `check`. Orbax writes in its own threads while the run trains. A checkpoint has
-the items `params`, `opt`, `extra` (omitted if empty) and `meta`, the description of the checkpoint. The description has
-a digest of each other item, computed from the bits of the arrays, so that the digest does not depend on the mesh.
-`checkpoint_reader.py` reads and verifies checkpoints.
+the items `params`, `opt`, `extra` (omitted if empty) and `meta`, a description with a digest of each other item. A
+digest depends on the bits of the arrays, not on the mesh. `checkpoint_reader.py` reads and verifies checkpoints.
 """
 from __future__ import annotations
 
@@ -213,8 +212,7 @@ class Checkpointer:
   def reopen(self) -> None:
     """Discards a save that failed, so that another one can be made; for a run of one process."""
     failed_manager, self._manager = self._manager, None
-    self._background_error = None
-    self._is_pending = False
+    self._background_error, self._is_pending = None, False
     if failed_manager is not None:
       with contextlib.suppress(Exception):  # the error of the failed save, which was raised before
         failed_manager.close()
