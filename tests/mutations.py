@@ -153,7 +153,7 @@ MUTATIONS = (
              CHECKPOINT),
     Mutation('train/checkpoint_reader.py', "if checkpoint_files.sha256(about['data']) != about['data_sha256']:",
              'if False:', CHECKPOINT),
-    Mutation('train/checkpoint.py', 'checkpoint_files.metric_values(self.folder.parent, best, self.steps())',
+    Mutation('train/checkpoint.py', 'checkpoint_files.metric_values(self.folder.parent, best, self.reader.steps())',
              '{}', 'test_restarts.py'),
     Mutation('record/checkpoint_files.py', '-1. if reader.is_lower_better(metric) else 1.', '1.',
              'record/test_checkpoint_files.py'),

@@ -188,7 +188,7 @@ def test_what_says_nothing_of_the_checkpoint_ends_the_job_and_sets_nothing_aside
   checkpointer = checkpoint.Checkpointer(folder, keep=checkpoint.Keep(3))
   with pytest.raises(kind, match=r'2/params: expected to read it, got (.|\n)*run the same command again'):
     checkpointer.restore(one.placed_state)
-  assert checkpointer.steps() == [1, 2] and not (folder.parent / 'damaged').exists()
+  assert checkpointer.reader.steps() == [1, 2] and not (folder.parent / 'damaged').exists()
 
 
 def test_too_few_open_files_are_no_damage(folder: pathlib.Path, one: Program) -> None:

@@ -89,8 +89,7 @@ class Keep:
 class _Best:
   """A policy of Orbax that preserves the checkpoint that `checkpoint_files.choose` chooses, also after a restart.
 
-  Orbax's own `BestN` knows only the metrics of checkpoints that this process has saved. `value_by_step` has the values
-  of the metric of checkpoints from earlier processes too.
+  Orbax's own `BestN` knows only the metrics of checkpoints that this process has saved, `value_by_step` those of all.
   """
   metric: str
   value_by_step: dict[int, float]
@@ -108,11 +107,7 @@ class _Best:
 class Checkpointer:
   """Saves and restores the states of one run directory. Every process creates one and calls the same methods.
 
-  No file is written before `restore` or `save` is called.
-
-  Args:
-    folder: `checkpoints` of the run directory.
-    keep: which checkpoints are kept.
+  `folder` is `checkpoints` of the run directory. No file is written before `restore` or `save` is called.
   """
 
   def __init__(self, folder: storage.PathLike, *, keep: Keep) -> None:
@@ -122,10 +117,6 @@ class Checkpointer:
     self._manager: ocp.CheckpointManager | None = None  # None = not opened yet
     self._is_pending = False  # whether a save was started whose end `check` has not seen
     self._background_error: Exception | None = None  # of a save that failed in Orbax's thread
-
-  def steps(self) -> list[int]:
-    """Returns the steps of the complete checkpoints, oldest first."""
-    return self.reader.steps()
 
   def restore(self, abstract: TrainState) -> Restored | None:
     """Restores the newest undamaged checkpoint with the shardings of `abstract`; None if there is no checkpoint.
@@ -137,16 +128,15 @@ class Checkpointer:
         them or writing to the folder.
       TemporaryError: storage, the network or another process failed.
     """
-    steps = self.steps()
+    steps = self.reader.steps()
     try:
       restored = self.reader.newest(abstract, set_aside=self._set_aside)
     except UserError as error:
-      if steps and not self.steps():
+      if steps and not self.reader.steps():
         raise UserError(f'{error}\nAll of them were moved to {self.folder.parent / "damaged"}. To begin from nothing, '
                         'run the same command again.') from None
       raise
-    has_entries = self.folder.is_dir() and any(self.folder.iterdir())
-    if has_entries or jax.process_count() > 1:
+    if jax.process_count() > 1 or (self.folder.is_dir() and any(self.folder.iterdir())):
       self._open_once()
     else:  # a new run trains its first steps before it imports Orbax
       with self._converted_errors(_OPENING_FAILED):
@@ -158,7 +148,6 @@ class Checkpointer:
     """Saves a state; returns the digest of its parameters once the arrays are on the host, before they are written.
 
     Args:
-      state: of the run after a step.
       about: other fields of the description, as JSON values.
       metrics: of this step, from which the best checkpoint is chosen; values that are not finite are left out.
       announce: is called with the digest before anything is written. The caller then makes the record of the run
@@ -175,9 +164,8 @@ class Checkpointer:
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     body = {**about, 'version': checkpoint_files.VERSION, 'step': step, 'digests': digests, 'metrics': finite,
             'shapes': {name: checkpoint_reader.shapes(item) for name, item in items.items()}}
-    args = ocp.args.Composite(
-        **{name: ocp.args.StandardSave(item) for name, item in items.items()},
-        meta=ocp.args.JsonSave(checkpoint_files.seal(body)))
+    args = ocp.args.Composite(**{name: ocp.args.StandardSave(item) for name, item in items.items()},
+                              meta=ocp.args.JsonSave(checkpoint_files.seal(body)))
     announce(digests['params'])
     self.wait()
     with self._converted_errors(_WRITING_FAILED):
@@ -197,10 +185,7 @@ class Checkpointer:
       self.wait()
 
   def wait(self) -> None:
-    """Waits until the last save is complete. Raises the error of `save` if the save failed.
-
-    If the save failed in this process, `wait` does not wait for the other processes.
-    """
+    """Waits until the last save is complete, or has failed in this process; then raises the error of `save`."""
     with self._converted_errors(_WRITING_FAILED):
       manager = self._open_once()
       while jax.process_count() > 1 and not self._background_error and manager.is_saving_in_progress():
@@ -223,7 +208,7 @@ class Checkpointer:
     With several processes, nothing is closed if a save has failed in this one: the others wait for it until it ends.
     """
     owner = run_directory.owner_of(self.folder)
-    has_failed = self._background_error is not None or (owner is not None and owner.is_replaced)
+    has_failed = self._background_error or (owner and owner.is_replaced)
     if self._manager is None or (has_failed and jax.process_count() > 1):
       return
     try:
@@ -240,7 +225,7 @@ class Checkpointer:
 
   def _open(self) -> ocp.CheckpointManager:
     """Returns a new manager of Orbax, after process 0 has set aside checkpoints whose description it could not read."""
-    for step in self.steps() if jax.process_index() == 0 else ():
+    for step in self.reader.steps() if jax.process_index() == 0 else ():
       try:
         self.reader.check_description(step)
       except failures.Damaged as error:
@@ -248,7 +233,7 @@ class Checkpointer:
         self._move_to_damaged(step)
     ocp.multihost.sync_global_processes('vit_jax descriptions')
     best = self._keep.best
-    on_disk = checkpoint_files.metric_values(self.folder.parent, best, self.steps()) if best else {}
+    on_disk = checkpoint_files.metric_values(self.folder.parent, best, self.reader.steps()) if best else {}
     options = ocp.CheckpointManagerOptions(
         preservation_policy=self._keep.policy(on_disk), enable_async_checkpointing=True, create=True,
         cleanup_tmp_directories=True, temporary_path_class=self._commit_class(),
@@ -268,13 +253,12 @@ class Checkpointer:
       error_class = type(failures.writing('', error))
       advice = failures.advice(error)
       try:
-        steps = ', '.join(map(str, self.steps())) or 'none'
+        steps = ', '.join(map(str, self.reader.steps())) or 'none'
       except (UserError, TemporaryError):  # the storage does not list its files either
         steps = 'not known'
-      raise error_class(
-          f'{what_failed} {self.folder}: {failures.first_line(error)}\n'
-          f'{f"{advice} Then run" if advice else "Run"} the same command again: it continues from the newest '
-          f'whole checkpoint (steps on disk: {steps}).') from error
+      raise error_class(f'{what_failed} {self.folder}: {failures.first_line(error)}\n'
+                        f'{f"{advice} Then run" if advice else "Run"} the same command again: it continues from the '
+                        f'newest whole checkpoint (steps on disk: {steps}).') from error
 
   def _commit_class(self) -> type[Any]:
     """Returns Orbax's class for the folders of checkpoints, with a check of the `Owner` before and after a commit."""

@@ -43,27 +43,12 @@ class Restored(NamedTuple):
   about: dict[str, Any]
 
 
-class _Loaded(NamedTuple):
-  """A checkpoint that is not verified yet: its description, its items, and functions that wait for their digests.
-
-  One process computes the digest of an item while it reads the next one. With several, `finish_by_item` is {}: a digest
-  is a sum over all processes, which begin it when all of them have read everything.
-  """
-  about: dict[str, Any]
-  items: dict[str, PyTree]
-  finish_by_item: dict[str, Callable[[], str]]
-
-
 class Removed(UserError):
   """The checkpoint does not exist, for example because the run that is training there has removed it."""
 
 
 class Reader:
-  """The checkpoints of one folder. Every process creates one and calls the same methods.
-
-  Args:
-    folder: `checkpoints` of a run directory; it may be missing.
-  """
+  """The checkpoints of `folder`, which may be missing. Every process creates a reader and calls the same methods."""
 
   def __init__(self, folder: storage.PathLike) -> None:
     self.folder = storage.open_path(folder)
@@ -151,8 +136,13 @@ class Reader:
     # An item without arrays, such as the state of plain SGD, is not saved: that of `abstract` is the same.
     return Restored(TrainState(step_array, **{name: items.get(name, getattr(abstract, name)) for name in ITEMS}), about)
 
-  def _load(self, step: int, wanted: Mapping[str, PyTree]) -> _Loaded:
-    """Reads a checkpoint without its digests; does not wait for other processes. `wanted`: abstract arrays by item."""
+  def _load(self, step: int, wanted: Mapping[str, PyTree]) -> tuple[
+      dict[str, Any], dict[str, PyTree], dict[str, Callable[[], str]]]:
+    """Returns the description, the arrays by item, and by item a function that waits for the digest of the arrays.
+
+    One process computes the digest of an item while it reads the next item. With several, there are no functions yet: a
+    digest is a sum over all processes, which begin to compute it when all of them have read everything.
+    """
     self.check_description(step)
     about = checkpoint_files.read_meta(self.folder / str(step))
     self._check_layout(step, about, wanted)
@@ -160,20 +150,16 @@ class Reader:
       about['data'] = checkpoint_files.read_json(self.folder / str(step) / checkpoint_files.DATA)
       if checkpoint_files.sha256(about['data']) != about['data_sha256']:
         raise Damaged('the digest of data is not the one that was saved')
-    loaded = _Loaded(about, {}, {})
+    items: dict[str, PyTree] = {}
+    finish_by_item: dict[str, Callable[[], str]] = {}
     for name, target in wanted.items():
-      loaded.items[name] = self._read_arrays(step, name, target, about['shapes'][name])
+      items[name] = self._read_arrays(step, name, target, about['shapes'][name])
       if jax.process_count() == 1:
-        loaded.finish_by_item[name] = trees.begin_digest(loaded.items[name])
-    return loaded
+        finish_by_item[name] = trees.begin_digest(items[name])
+    return about, items, finish_by_item
 
   def check_description(self, step: int) -> None:
-    """Checks Orbax's own description of a checkpoint, which Orbax's manager reads on opening.
-
-    Raises:
-      UserError: the system does not allow reading it.
-      Damaged: it exists, but differs from what was saved.
-    """
+    """Raises Damaged if Orbax's own description of a checkpoint, which Orbax's manager reads on opening, is damaged."""
     path = self.folder / str(step) / checkpoint_files.LIBRARY
     if checkpoint_files.guard(str(path), path.exists):
       checkpoint_files.read_json(path)
@@ -218,9 +204,7 @@ def shapes(tree: PyTree) -> dict[str, str]:
 def _all_or_none(path: str, load: Callable[[], T]) -> T:
   """Returns the result of `load` if it succeeded on every process; otherwise all processes raise the worst error.
 
-  Args:
-    path: of the checkpoint, for the message of the processes that did not fail.
-    load: reads the checkpoint.
+  `path` is that of the checkpoint, for the message of the processes that did not fail.
   """
   failure: Exception | None = None
   results: list[T] = []

@@ -31,8 +31,7 @@ def build(objective: Objective, prepare: Prepare, describe: Callable[[int], str]
     objective, prepare: of the run.
     describe: returns the name of the example at an index of the source.
     indexes: maps a step, counted from 0, to the indexes `[B] i64` of the examples of the step in the source.
-    mesh: of the batch.
-    seed: of the run.
+    mesh, seed: of the train step.
   """
   prepared = preparing(prepare, seed)
 

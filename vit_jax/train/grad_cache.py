@@ -5,8 +5,8 @@ Such a loss, as that of CLIP, compares the embedding of each example with the em
 the embeddings of one microbatch after the other, without a gradient. The loss of all embeddings gives the gradient with
 respect to each embedding. The second pass computes the embeddings of each microbatch again, with the same random key,
 and propagates the gradients of the embeddings to the parameters. By the chain rule, the result is the gradient of the
-complete batch, except for the rounding of sums. The passes need the memory of one microbatch and of all embeddings, and
-take the time of one more forward pass.
+complete batch, except for rounding. It takes one more forward pass, but only the memory of one microbatch and of all
+embeddings.
 """
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def gradients(coupling: Coupling, state: TrainState, batch: Batch, key: Key, mic
 
   Args:
     coupling: of the objective: `embed` and `compare`.
-    state: with the parameters.
     batch: the complete batch, of B examples.
     key: of the comparison.
     micros: the result of `divided` for the batch: all microbatches.

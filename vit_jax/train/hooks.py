@@ -46,10 +46,9 @@ def to_float(mean: Mean) -> float:
 
 
 class LearningRates:
-  """Computes the values of a schedule by step, on the host.
+  """Computes the values of a schedule on the host, for a block of `BLOCK_STEPS` steps at a time.
 
-  The values are computed for a block of `BLOCK_STEPS` steps at a time, because each computation waits for the device,
-  which runs the next step. The blocks are the same in every process and after a resume.
+  Each computation waits for the device. The blocks are the same in every process and after a resume.
   """
 
   def __init__(self, schedule: Schedule) -> None:
@@ -108,10 +107,7 @@ def _rounded(norm: ArrayLike) -> float | list[float]:
 
 
 class Finite(Hook):
-  """Stops the run, or logs that a step was skipped, if the loss or the gradient of the step is not finite.
-
-  `diagnose` returns the names of the examples whose own loss is not finite (`diagnose.build`).
-  """
+  """Stops the run, or logs the skipped step, if loss or gradient are not finite; `diagnose.build` makes `diagnose`."""
 
   def __init__(self, policy: schema.OnNonfinite, diagnose: Callable[[Done], Sequence[str]]) -> None:
     self._policy, self._diagnose = policy, diagnose
@@ -148,7 +144,6 @@ class Evaluate(Hook):
   Args:
     every: steps between evaluations.
     run: maps a state and its step to the metrics, by name.
-    latest: the newest values of all metrics.
     metric: the evaluation is skipped at a step for which `latest` already has this metric; '' = is never skipped.
   """
 
@@ -244,8 +239,7 @@ class Checkpoint(Hook):
         raise
       self._discard_save()
       log.warning('%s\nThe state of the next step is saved in its place.', error)
-      self._is_overdue = True
-      self.every = 1
+      self._is_overdue, self.every = True, 1
 
   def on_state(self, step: int, state: TrainState) -> None:
     is_due = self._times.decide(step) or self._is_overdue

@@ -6,8 +6,8 @@ long on a slow host, which waits for data or does other work, and then the devic
 
 Once per interval of the log, between two steps, a program on all devices gathers the mean ready times
 (`gather_by_devices`). No process waits for this program: the result is read two steps later. Process 0 then writes an
-event `hosts` with the times of all hosts, and warns of a late host. The train job makes a `HostTimes`, calls the step
-function that `timed` returns, and passes the `HostTimes` to the loop as a hook. Reports use `sentences`.
+event `hosts` with the times of all hosts, and warns of a late host. The train job passes a `HostTimes` to the loop, and
+trains with the step function that `timed` returns. Reports use `sentences`.
 """
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class HostTimes(Hook):
 
   Args:
     clock: of the run. Only the training time counts, without evaluations and checkpoints.
-    writer: of the record of the run.
     log_every: steps of an interval.
     gather: maps a number of this process to the array of the numbers of all processes, `[hosts]`; None = one host.
   """
@@ -60,8 +59,7 @@ class HostTimes(Hook):
     self._num_steps, self._step_s, self._ready_s = 0, 0., 0.  # sums since the last gathering
     self._due_step = 0  # the step after which times are to be gathered; 0 = none
     self._gathered: _Gathered | None = None  # times that were gathered and not recorded yet
-    self._num_intervals = 0
-    self._num_late_by_host = collections.Counter[int]()  # number of intervals
+    self._num_intervals, self._num_late_by_host = 0, collections.Counter[int]()
 
   def timed(self, step_fn: StepFn) -> StepFn:
     """Returns `step_fn` with the measurements before each call; with one process `step_fn` itself."""

@@ -28,8 +28,7 @@ _MAX_PORT = 65_535
 def served(port: int, process_index: int) -> Iterator[None]:
   """Runs jax's profiler server on the port `port + process_index`, as processes may share a machine; 0 = no server.
 
-  Raises:
-    UserError: the port cannot be used.
+  Raises UserError if the port cannot be used.
   """
   if not port:
     yield
@@ -66,11 +65,8 @@ class Profile(Hook):
     folder: for the trace, in `plugins/profile/<time>`; in object storage, the complete trace is uploaded at its end.
     steps: the first and the last step to trace, from 1; None = no trace.
     start: number of steps done before this process.
-    total: number of steps of the run.
+    total: number of steps of the run; later `steps` raise UserError.
     process_index: of this process.
-
-  Raises:
-    UserError: the run has no such steps.
   """
 
   def __init__(self, folder: storage.PathLike, steps: tuple[int, int] | None, *, start: int, total: int,

@@ -15,8 +15,7 @@ from vit_jax.parallel import mesh as meshes
 
 FIRST_STEPS = 10  # from the start of the process until process 0 first reads its clock
 WAIT_SHARE, MIN_READINGS = 0.9, 8
-"""The speed may change, so the clock is read again after at most this share of the time that is left until the next
-save, and at least so many times between two saves."""
+"""The speed may change: the clock is read after this share of the time left, and so often between two saves."""
 _MAX_STEPS = 2**30  # so that the number of steps fits int32
 
 

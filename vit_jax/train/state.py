@@ -30,12 +30,9 @@ class TrainState(NamedTuple):
 
 
 class Norms(NamedTuple):
-  """Euclidean norms of the gradient, the parameters before the step and the update of the parameters, by path name.
-
-  The norm of a leaf is a scalar; that of a leaf that stacks the L layers is an array `[L]`.
-  """
+  """Euclidean norms by path name: a scalar for each leaf, or an array `[L]` for a leaf that stacks the L layers."""
   grad: dict[str, Array]
-  param: dict[str, Array]
+  param: dict[str, Array]  # before the step
   update: dict[str, Array]
 
 

@@ -112,12 +112,9 @@ def _shardings(abstract: TrainState, axis_labels: TrainState, mesh: Mesh) -> Tra
   """Returns the sharding of each leaf. Labels of axes decide for parameters, whose moments and EMA follow them."""
   network = sharding.with_frozen(abstract.params, abstract.extra)
   specs = sharding.param_specs(network, sharding.with_frozen(axis_labels.params, axis_labels.extra), mesh)
-
-  def following(tree: PyTree) -> PyTree:
-    return sharding.shardings(sharding.follow_specs(tree, network, specs), mesh)
-
-  return TrainState(meshes.replicated(mesh), following(abstract.params),  # type: ignore[arg-type]
-                    following(abstract.opt), following(abstract.extra))
+  params, opt, extra = (sharding.shardings(sharding.follow_specs(tree, network, specs), mesh)
+                        for tree in (abstract.params, abstract.opt, abstract.extra))
+  return TrainState(meshes.replicated(mesh), params, opt, extra)  # type: ignore[arg-type]
 
 
 def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optimizer: Optimizer,
@@ -168,8 +165,7 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
   if coupling := contracts.coupling(objective):
     return grad_cache.gradients(coupling, state, batch, key, micros, own_key)
 
-  shapes = jax.eval_shape(lambda: differentiate(
-      state.params, state.extra, jax.tree.map(lambda x: x[0], micros), key))
+  shapes = jax.eval_shape(lambda: differentiate(state.params, state.extra, jax.tree.map(lambda x: x[0], micros), key))
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
   (grads, out), _ = jax.lax.scan(add, zeros, (micros, jnp.arange(accumulate)))
   scale = num_rows / _weight(out)

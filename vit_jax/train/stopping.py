@@ -22,8 +22,7 @@ class StopRequest:
   """
 
   def __init__(self) -> None:
-    self._signal_name = ''  # of the last signal
-    self._is_interrupted = False
+    self._signal_name, self._is_interrupted = '', False
     self._handler_before: dict[signal.Signals, object] = {}  # by signal, to be restored at the end
     self._is_single_process = jax.process_count() == 1
     self._until_exit = contextlib.ExitStack()
