@@ -161,7 +161,7 @@ class Reader:
   def check_description(self, step: int) -> None:
     """Raises Damaged if Orbax's own description of a checkpoint, which Orbax's manager reads on opening, is damaged."""
     path = self.folder / str(step) / checkpoint_files.LIBRARY
-    if checkpoint_files.guard(str(path), path.exists):
+    if checkpoint_files.guarded_read(str(path), path.exists):
       checkpoint_files.read_json(path)
 
   def _read_arrays(self, step: int, name: str, target: PyTree, saved: Mapping[str, str]) -> PyTree:
@@ -175,7 +175,7 @@ class Reader:
         return handler.restore(path, args=ocp.args.StandardRestore(target))
       finally:
         handler.close()
-    return checkpoint_files.guard(str(path), load)
+    return checkpoint_files.guarded_read(str(path), load)
 
   def _check_layout(self, step: int, about: Mapping[str, Any], wanted: Mapping[str, PyTree]) -> None:
     """Raises UserError if a checkpoint has another version, or arrays of other names or shapes than `wanted`."""
