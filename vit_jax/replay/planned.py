@@ -53,7 +53,7 @@ def check(record: Record, *, is_shipped: bool, allow_code: bool) -> None:
   known = SHIPPED_JOBS if is_shipped else JOBS
   problems = []
   for line, words in zip(record.command, record.words(), strict=True):
-    words = console.take(words)[0]  # -q and -v may stand before the job
+    words = console.split_switches(words)[0]  # -q and -v may stand before the job
     if job(words) not in known or line.split()[0] != 'vit-jax':
       problems.append(
           f'expected jobs that compute a result ({", ".join(known)}), got {documents.describe(job(words))}')

@@ -134,7 +134,7 @@ def _without_workdir(words: Sequence[str]) -> list[str]:
   Raises:
     UserError: there are no others, as the result was not made by the command line.
   """
-  words, _ = console.take(words)
+  words, _ = console.split_switches(words)
   kept = [word for before, word in zip(['', *words], words, strict=False)
           if not {'--workdir', '-workdir'} & {before, word} and not word.lstrip('-').startswith('workdir=')]
   if not kept:
