@@ -127,7 +127,7 @@ class _Kept(NamedTuple):
 
 
 def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
-  """Returns the entries of a record: of some kinds (`_thinned_kind`) each `stride`-th one, and the last of each start."""
+  """Returns the entries of a record: of a `_thinned_kind` only each `stride`-th one, and the last one of each start."""
   kept: list[_Kept] = []
   num_by_kind = collections.Counter[str]()
   left_out: dict[str, Event] = {}  # by kind: the last entry, if it was left out
