@@ -30,7 +30,7 @@ class Record:
   def event(self, name: str, **fields: object) -> None:
     self.events.append((name, fields))
 
-  def check_place(self) -> None:
+  def check_not_moved(self) -> None:
     pass
 
   def advance(self, step: int) -> None:

@@ -39,8 +39,7 @@ T = TypeVar('T')
 def steps(folder: Any) -> list[int]:
   """Returns the steps of the complete checkpoints in `folder`, oldest first; [] if the folder does not exist.
 
-  Raises:
-    UserError: the system does not allow reading the folder.
+  Raises UserError if the system does not allow reading the folder.
   """
   try:
     paths = failures.retried(lambda: [path for path in folder.iterdir() if is_step(path.name) and path.is_dir()],
@@ -114,8 +113,7 @@ def check_arrays(item: str, arrays: Iterable[Any], shapes: Mapping[str, str]) ->
     arrays: the metadata of the arrays in the files, with `shape`, `dtype` and `storage.chunk_shape`.
     shapes: `float32[16, 7]` by path name, from the description.
 
-  Raises:
-    Damaged: the arrays have other shapes or dtypes, or one has a chunk that is larger than the array.
+  Raises Damaged if the arrays have other shapes or dtypes, or one has a chunk that is larger than the array.
   """
   arrays = list(arrays)
   declared = collections.Counter(f'{np.dtype(array.dtype)}{list(array.shape)}' for array in arrays)

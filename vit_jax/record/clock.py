@@ -49,9 +49,7 @@ _PEAK_FLOPS = (
 def find_peak_flops(device_kind: str, num_devices: int) -> float | None:
   """Returns the peak bf16 FLOP/s of all devices together, or None for a kind that is not in the table.
 
-  Args:
-    device_kind: `jax.Device.device_kind`, such as 'TPU v3' or 'NVIDIA H200'.
-    num_devices: number of devices.
+  `device_kind` is `jax.Device.device_kind`, such as 'TPU v3' or 'NVIDIA H200'.
   """
   return next((flops * num_devices for pattern, flops in _PEAK_FLOPS if re.search(pattern, device_kind.lower())), None)
 
@@ -232,10 +230,8 @@ def _starts(events: Sequence[Event]) -> list[_Start]:
 def sum_starts(events: Sequence[Event]) -> Goodput:
   """Returns the seconds by phase and the processor seconds over all starts of a run.
 
-  The phases `ONCE` never count as lost work. Processor seconds are None if one of the starts did not record them.
-
-  Args:
-    events: of a record, in order; `start` with `resumed_from`, `goodput` with `step` and `seconds`.
+  The phases `ONCE` never count as lost work. Processor seconds are None if one of the starts did not record them. Of
+  the events of a record, `start` (with `resumed_from`) and `goodput` (with `step` and `seconds`) are used.
   """
   def processor_s(name: str) -> float | None:
     values = [start.last(name) for start in starts]

@@ -1,9 +1,8 @@
 """What a job writes to standard error beside its results: messages and stages.
 
 The switch `-q` shows only warnings, errors and results; `-v` adds messages of libraries and tracebacks. The command
-line (`main.py`) removes the switches from its words (`split_switches`), and sets the environment variable `VIT_JAX_LOG`
-(`verbosity_set`), which processes that a job starts inherit. Messages begin with the seconds since the start of the
-command (`Handler`).
+line (`main.py`) splits off the switches (`split_switches`), and sets `VIT_JAX_LOG` (`verbosity_set`), which processes
+that a job starts inherit. Messages begin with the seconds since the start of the command (`Handler`).
 
 A stage is a part of a job before the first results, such as importing, opening the data or compiling. A job calls
 `begin_stage(TEXT)` for each stage, and `end_stage()` before it prints results. The command line enters `stages_shown`:
@@ -48,8 +47,7 @@ def level() -> int:
 def split_switches(words: Sequence[str]) -> tuple[list[str], str]:
   """Returns the words of a command line without `SWITCHES`, and `QUIET`, `VERBOSE` or '' by the switch among them.
 
-  Raises:
-    UserError: there are both `-q` and `-v`.
+  Raises UserError if there are both `-q` and `-v`.
   """
   values = {SWITCHES[word] for word in words if word in SWITCHES}
   if len(values) > 1:

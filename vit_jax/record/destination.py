@@ -22,8 +22,7 @@ def checked(to: str | pathlib.Path) -> pathlib.Path:
 
   Its parent directory must exist, so that a mistyped path is an error and creates no directories.
 
-  Raises:
-    UserError: `to` is an address, names no file, or its directory does not exist or is not writable.
+  Raises UserError if `to` is an address, names no file, or its directory does not exist or is not writable.
   """
   text = str(to)
   address.check(text, '--to')
@@ -60,8 +59,7 @@ def check_free(paths: Iterable[pathlib.Path], *, setting: str, overwrite: bool) 
 def filled(folder: pathlib.Path, *, overwrite: bool) -> Iterator[pathlib.Path]:
   """Yields a temporary folder. At the end its entries are moved into `folder`, which is created if it is missing.
 
-  Raises:
-    UserError: an entry exists in `folder` and may not be overwritten, or the folder cannot be written.
+  Raises UserError if an entry exists in `folder` and may not be overwritten, or the folder cannot be written.
   """
   is_new = not folder.exists()
   try:
@@ -109,8 +107,7 @@ def staged(path: pathlib.Path, *, shown: str, overwrite: bool = False,
     overwrite: whether to replace existing files.
     is_ours: returns whether this program wrote an existing file, which is then replaced or removed in any case.
 
-  Raises:
-    UserError: the folder cannot be written, or an entry cannot be moved.
+  Raises UserError if the folder cannot be written, or an entry cannot be moved.
   """
   try:
     with files.staged(path.parent) as part:

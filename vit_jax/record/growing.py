@@ -53,8 +53,7 @@ class Appender:
   def write(self, content: bytes) -> None:
     """Appends bytes, now or in a later call.
 
-    Raises:
-      OSError: the storage does not allow it, or has failed for longer than `failures.patience()`.
+    Raises OSError if the storage does not allow it, or has failed for longer than `failures.patience()`.
     """
     self._waiting += content
     try:

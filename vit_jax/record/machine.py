@@ -40,8 +40,7 @@ _CPU_FIELDS = ('cpu_threads', 'cpu_model', 'cpu_isa', 'XLA_FLAGS', 'ONEDNN_MAX_C
 def describe(device_kind: str = '') -> dict[str, Any]:
   """Returns the properties of this machine that the bits and the speed of a run depend on, as JSON values.
 
-  Args:
-    device_kind: `jax.Device.device_kind` of the devices; '' = of the devices of this process, which are initialized.
+  `device_kind` is that of the devices (`jax.Device`); '' = initialize the devices of this process, and use theirs.
   """
   return {'device_kind': device_kind or jax.devices()[0].device_kind, 'cpu_threads': cpu_threads(), 'cores': cores(),
           'cpu_model': cpu_model(), 'cpu_isa': cpu_isa(), 'XLA_FLAGS': os.environ.get('XLA_FLAGS', '').strip(),
@@ -131,9 +130,8 @@ def commit() -> str:
   A `+` follows if tracked files of the package or of the configs differ from that commit.
   """
   head = _git('rev-parse', 'HEAD') if (ROOT / '.git').exists() else ''
-  if head and _git('status', '--porcelain', '--untracked-files=no', '--', 'vit_jax', 'configs'):
-    return f'{head}+'
-  return head
+  is_changed = head and _git('status', '--porcelain', '--untracked-files=no', '--', 'vit_jax', 'configs')
+  return f'{head}+' if is_changed else head
 
 
 def _git(*words: str) -> str:

@@ -49,8 +49,7 @@ class Progress:
   def __init__(self, total: int, *, start: int, shown: bool, unit: str = 'steps', stream: TextIO | None = None,
                now: Callable[[], float] = time.monotonic, memory: Callable[[], float | None] | None = None) -> None:
     self._total, self._start, self._step, self._unit = total, start, start, unit
-    self._is_shown = shown and console.is_talking()
-    self._now, self._memory = now, memory
+    self._is_shown, self._now, self._memory = shown and console.is_talking(), now, memory
     self._first: tuple[int, float] | None = None  # step and time of the first update; time before it is mostly startup
     self._stream = sys.stdout if stream is None else stream
     self._values: dict[str, tuple[int, float]] = {}  # by name: the step of the newest value, and the value
@@ -198,8 +197,7 @@ class TaskProgress:
     if self._has_speed or not self._is_active or done == done_before or passed_s < _MIN_MEASURED_S:
       return
     self._has_speed = True
-    unit_s = passed_s / (done - done_before)
-    total = self._total * self._repeats
+    unit_s, total = passed_s / (done - done_before), self._total * self._repeats
     if unit_s * total > LONG_S:
       log.info('%s: takes about %s, as %s %s take %s each.', self._name, format_duration(unit_s * total), f'{total:,}',
                self._unit, f'{unit_s:.2g} s')

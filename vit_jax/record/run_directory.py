@@ -65,8 +65,7 @@ def locked(workdir: storage.PathLike) -> Iterator[None]:
 
   A new directory is removed again if the run ends with a `UserError` and has written nothing (`holds_nothing`).
 
-  Raises:
-    UserError: another process holds the lock, or the directory is not writable or has files of another program.
+  Raises UserError if another process holds the lock, or the directory is not writable or has files of another program.
   """
   check_ours(workdir)
   folder = pathlib.Path(workdir)

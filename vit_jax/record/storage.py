@@ -94,8 +94,7 @@ def file_system(path: PathLike) -> str:
 def expand_home(path: PathLike, setting: str = 'path') -> str:
   """Returns a path with the home directory in place of `~` or `~NAME` at its start.
 
-  Raises:
-    UnknownHome: there is no such home directory, nor a file or folder with the name `~NAME`.
+  Raises UnknownHome if there is no such home directory, nor a file or folder with the name `~NAME`.
   """
   text = os.path.expanduser(os.fspath(path))
   if text.startswith('~') and not os.path.lexists(text.partition('/')[0]):

@@ -276,7 +276,7 @@ class Checkpoint(Hook):
         self._writer.event('checkpoint', step=step, params_digest=digest)
         self._recorded_step = step
 
-    self._writer.check_place()
+    self._writer.check_not_moved()
     with self._clock.phase('checkpoint'), self._noting_failure():
       metrics = {name: value for name, (measured_step, value) in self._latest.items() if measured_step == step}
       self.digest = self._checkpointer.save(state, self._about, metrics, announce=announce)
@@ -291,7 +291,7 @@ class Checkpoint(Hook):
       yield
     except (UserError, TemporaryError):
       self.has_failed = True
-      self._writer.check_place()
+      self._writer.check_not_moved()
       raise
 
 
