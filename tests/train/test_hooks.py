@@ -97,7 +97,7 @@ def test_skip_goes_on_and_counts(caplog: pytest.LogCaptureFixture) -> None:
   with caplog.at_level(logging.WARNING):
     for step in (1, 2):
       hook.on_metrics(done(step, ok=False))
-  assert hook.skipped == 2 and 'Skipped; 2 so far' in caplog.text and 'each finite on its own' in caplog.text
+  assert hook.num_skipped == 2 and 'Skipped; 2 so far' in caplog.text and 'each finite on its own' in caplog.text
 
 
 class Saver:

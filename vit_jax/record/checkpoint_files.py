@@ -1,4 +1,4 @@
-"""The checkpoints of a run on disk: their names, their descriptions, and which of them stands for the run.
+"""The checkpoints of a run on disk: names, descriptions, and the choice of the checkpoint that stands for the run.
 
   checkpoints/STEP/meta/metadata                  the description: {"body": {…}, "sha256": "…"}, the digest of the body
   checkpoints/STEP/params, …/opt, …/extra         the arrays, as Orbax writes them (`train/checkpoint.py`)
@@ -150,7 +150,7 @@ def choose(workdir: storage.Path, metric: str, among: Sequence[int] | None = Non
   Args:
     workdir: the run directory.
     metric: `checkpoints.keep_best`; '' = the newest checkpoint.
-    among: the steps to choose from; None = those of all complete checkpoints.
+    among: the steps to choose from; None = the steps of all complete checkpoints.
   """
   among = steps(workdir / 'checkpoints') if among is None else among
   if not among:

@@ -65,7 +65,7 @@ class Goodput(NamedTuple):
   """Seconds by phase, which add up to `total_s`. `fraction` is the share of the phase `step`.
 
   processor_s: processor seconds of the process and of its child processes that have ended; None = not known.
-  training_processor_s: those of the process alone, in `TRAINING` phases after the first step; None = not known.
+  training_processor_s: of the process alone, in `TRAINING` phases after the first step; None = not known.
   """
   seconds: dict[str, float]
   total_s: float

@@ -2,11 +2,11 @@
 
 `writer.py` appends to the record with `Appender` on disks and network file systems. In buckets of object storage and
 their mounts, nothing can be appended (`storage.can_append`). There, the files grow in a folder on this machine, and a
-`Mirror` copies them at intervals. A `Mirror` copies the record in blocks, to upload only new parts of a long record:
+`Mirror` copies the files at intervals. It copies the record in blocks, so that only new parts are uploaded again:
 
   metrics.jsonl, metrics.jsonl.0001, metrics.jsonl.0002, …     each of 8 MiB, except the last block
 
-Complete blocks are uploaded once. A kill loses the lines of the last `MIRROR_EVERY_S` seconds, except for those that
+Complete blocks are uploaded once. A kill loses the lines of the last `MIRROR_EVERY_S` seconds, except for lines that
 `Mirror.settle` has uploaded. `reader.py` reads the blocks as one file (`open_file`).
 """
 from __future__ import annotations
@@ -36,8 +36,8 @@ log = logging.getLogger('vit_jax.record')
 class Appender:
   """Appends to a local file, which is created if it is missing, also when the storage fails for a while.
 
-  Bytes that cannot be written for a temporary reason are kept in memory. The next call writes them first, so that the
-  file has all bytes in order, even if a part of them had been written.
+  Bytes that cannot be written for a temporary reason are kept in memory, and the next call writes these bytes first. So
+  the file has all bytes in order, even if a call wrote only a part of its bytes.
   """
 
   def __init__(self, path: str) -> None:
@@ -89,7 +89,7 @@ class Appender:
     return failures.patience() - (time.monotonic() - self._failed_s if self._failed_s >= 0 else 0.)
 
   def _drain(self) -> None:
-    """Writes the bytes that wait. `os.write` may write only a part of them, so they shrink after each call."""
+    """Writes `_waiting`, which becomes shorter by the bytes that each call of `os.write` has written."""
     try:
       while self._waiting:
         self._waiting = self._waiting[os.write(self._descriptor, self._waiting):]

@@ -34,7 +34,7 @@ ISA = {'amx_tile': 'AMX', 'avx512_fp16': 'AVX512_FP16', 'avx512_bf16': 'AVX512_B
        'asimd': 'NEON'}
 """Maps a flag in Linux's /proc/cpuinfo to the name of an instruction set, the highest first."""
 _CPU_FIELDS = ('cpu_threads', 'cpu_model', 'cpu_isa', 'XLA_FLAGS', 'ONEDNN_MAX_CPU_ISA')
-"""Fields of `describe` that change the bits of results on a CPU. The number of cores does not change them."""
+"""Fields of `describe` that change the bits of results on a CPU. The number of cores changes no bits."""
 
 
 def describe(device_kind: str = '') -> dict[str, Any]:
@@ -101,7 +101,7 @@ def cpu_model() -> str:
 
 
 def cpu_isa() -> str:
-  """Returns the highest instruction set of `ISA` that the processor has; '' if none of them is known to be there."""
+  """Returns the highest instruction set of `ISA` that the processor is known to have; '' if there is none."""
   flags = set((_processor('flags') or _processor('Features')).split())
   return next((name for flag, name in ISA.items() if flag in flags), '')
 

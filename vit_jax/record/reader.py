@@ -80,9 +80,9 @@ def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
 
 
 def read_end(path: storage.PathLike, *, since: int) -> list[Event]:
-  """Returns the last events of a record: those after step `since`, and back to the last `goodput` up to that step.
+  """Returns the last events of a record, back to the last `goodput` whose step is not after `since`, or to a `start`.
 
-  The first event is the last `start`, without fields if it is further back. Raises the same errors as `read`.
+  The list begins with a `start`: without fields, if the last one is further back. Raises the same errors as `read`.
   """
   events: list[Event] = []  # the last event first
   for entry in _entries_backwards(os.path.join(os.fspath(path), FILE)):
@@ -164,14 +164,14 @@ def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
 
 
 def _drop_lost(kept: list[_Kept], resumed_from: int | None) -> tuple[list[_Kept], int]:
-  """Returns the entries without those that a start from step `resumed_from` loses, and the number of lost steps."""
+  """Returns the entries that a start from step `resumed_from` does not lose, and the number of lost steps."""
   first = resumed_from or 0
   lost = [_to_step(entry['step']) or 0 for entry, _ in kept if _is_lost(entry, resumed_from)]
   return [each for each in kept if not _is_lost(each.entry, resumed_from)], max(lost, default=first) - first
 
 
 def _thinned_kind(entry: Event) -> str:
-  """Returns the kind of an entry of which some may be left out: `goodput`, `hosts` or `_TRAINING_ROW`; else ''."""
+  """Returns the kind of an entry if such entries may be left out: `goodput`, `hosts` or `_TRAINING_ROW`; else ''."""
   if 'event' in entry:
     return str(entry['event']) if entry['event'] in ('goodput', 'hosts') else ''
   is_training = all(name.startswith('train/') or name in ('step', 'time_s') for name in entry)

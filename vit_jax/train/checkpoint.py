@@ -89,7 +89,7 @@ class Keep:
 class _Best:
   """A policy of Orbax that preserves the checkpoint that `checkpoint_files.choose` chooses, also after a restart.
 
-  Orbax's own `BestN` knows only the metrics of checkpoints that this process has saved, `value_by_step` those of all.
+  Orbax's own `BestN` knows only checkpoints that this process has saved; `value_by_step` has all metrics on disk too.
   """
   metric: str
   value_by_step: dict[int, float]
@@ -125,7 +125,7 @@ class Checkpointer:
 
     Raises:
       UserError: checkpoints exist but belong to another model, all are damaged, or the system does not allow reading
-        them or writing to the folder.
+        the checkpoints or writing to the folder.
       TemporaryError: storage, the network or another process failed.
     """
     steps = self.reader.steps()
@@ -155,7 +155,7 @@ class Checkpointer:
 
     Raises:
       UserError: this or the previous checkpoint could not be written, for a reason that the person has to change.
-      TemporaryError: one of them could not be written because storage, the network or another process failed.
+      TemporaryError: one of both could not be written because storage, the network or another process failed.
     """
     step = int(state.step)
     items = {name: getattr(state, name) for name in ITEMS if jax.tree.leaves(getattr(state, name))}
@@ -208,7 +208,7 @@ class Checkpointer:
     With several processes, nothing is closed if a save has failed in this one: the others wait for it until it ends.
     """
     owner = run_directory.owner_of(self.folder)
-    has_failed = self._background_error or (owner and owner.is_replaced)
+    has_failed = self._background_error is not None or (owner is not None and owner.is_replaced)
     if self._manager is None or (has_failed and jax.process_count() > 1):
       return
     try:

@@ -5,7 +5,7 @@ while the run is training. A checkpoint is used only if its saved digests match 
 the checkpoint counts as damaged, and `newest` reads the checkpoint before it. Errors of the system, such as a missing
 permission, do not count as damage: they end the job with a message (`core/failures.py`).
 
-Several processes agree on the step, and on whether all of them could read the checkpoint (`_all_or_none`): a process
+Several processes agree on the step, and on whether all processes could read it (`_all_or_none`): a process
 that continued alone would wait for the others forever.
 """
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Reader:
   def agreed_steps(self) -> list[int]:
     """Returns the steps that process 0 lists, on every process, because listings of a network folder may differ.
 
-    With several processes, these are at most the newest `MAX_STEPS`.
+    With several processes, the list has at most the newest `MAX_STEPS` steps.
     """
     steps = self.steps()
     if jax.process_count() == 1:
@@ -81,7 +81,7 @@ class Reader:
       choose: returns the step to read from a list of steps, without the damaged ones; the choice of process 0 counts.
 
     Raises:
-      UserError: all checkpoints are damaged, one belongs to another model, or the system does not allow reading them.
+      UserError: all checkpoints are damaged, or one belongs to another model or may not be read.
     """
     reason_by_step: dict[int, str] = {}  # of the damaged checkpoints
     while candidates := [step for step in self.agreed_steps() if step not in reason_by_step]:
@@ -141,12 +141,12 @@ class Reader:
     """Returns the description, the arrays by item, and by item a function that waits for the digest of the arrays.
 
     One process computes the digest of an item while it reads the next item. With several, there are no functions yet: a
-    digest is a sum over all processes, which begin to compute it when all of them have read everything.
+    digest is a sum over all processes, which begin to compute it when all have read the checkpoint.
     """
     self.check_description(step)
     about = checkpoint_files.read_meta(self.folder / str(step))
     self._check_layout(step, about, wanted)
-    if 'data_sha256' in about:  # the order of the data has a file of its own in checkpoints of earlier versions
+    if 'data_sha256' in about:  # earlier versions wrote the order of the data into a separate file
       about['data'] = checkpoint_files.read_json(self.folder / str(step) / checkpoint_files.DATA)
       if checkpoint_files.sha256(about['data']) != about['data_sha256']:
         raise Damaged('the digest of data is not the one that was saved')

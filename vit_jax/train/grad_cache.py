@@ -47,7 +47,7 @@ def gradients(coupling: Coupling, state: TrainState, batch: Batch, key: Key, mic
     return jax.tree.map(jnp.add, sums, (*propagate(embedding_grads), stats)), None
 
   embeddings = jax.lax.map(lambda xs: embed(state.params, *xs)[0], (micros, indexes))
-  # `compare` may have parameters of its own, such as a temperature: the sum begins with the gradient of `compare`.
+  # `compare` may use parameters too, such as a temperature: the sum begins with the gradient of `compare`.
   (grads, embedding_grads), out = jax.grad(loss, argnums=(0, 1), has_aux=True)(
       state.params, jax.tree.map(_joined, embeddings))
   _, stats_shapes = jax.eval_shape(embed, state.params, jax.tree.map(lambda x: x[0], micros), indexes[0])

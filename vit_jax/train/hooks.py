@@ -35,7 +35,7 @@ Latest = dict[str, tuple[int, float]]
 """Maps the name of an evaluation metric to the step of its newest value, and to this value."""
 NOT_FINITE = 'is not finite: loss'
 """Text in the error message of a run that stops at a non-finite step; a study recognizes such runs by this text."""
-MAX_NORM_EVENTS = 1000  # in the record of a run, besides those of the first and the last step
+MAX_NORM_EVENTS = 1000  # events `norms` in the record of a run, besides the first and the last step
 BLOCK_STEPS = 1024  # number of steps whose learning rates are computed together
 _NOT_MEASURED = (-1, 0.)  # the entry of `Latest` for a metric without a value
 
@@ -111,7 +111,7 @@ class Finite(Hook):
 
   def __init__(self, policy: schema.OnNonfinite, diagnose: Callable[[Done], Sequence[str]]) -> None:
     self._policy, self._diagnose = policy, diagnose
-    self.skipped = 0  # steps since the start of this process
+    self.num_skipped = 0  # steps since the start of this process
 
   def on_metrics(self, done: Done) -> None:
     if bool(done.metrics.ok):
@@ -122,8 +122,8 @@ class Finite(Hook):
         raise UserError(f'{message}\nNothing was updated by that step. To skip such steps, set '
                         '--config.train.on_nonfinite=skip')
       case schema.OnNonfinite.SKIP:
-        self.skipped += 1
-        log.warning('%s\nSkipped; %d so far since the start of this process.', message, self.skipped)
+        self.num_skipped += 1
+        log.warning('%s\nSkipped; %d so far since the start of this process.', message, self.num_skipped)
 
   def _describe(self, done: Done) -> str:
     """Returns the message, which names the gradients, parameters and examples with values that are not finite."""
@@ -139,12 +139,12 @@ class Finite(Hook):
 
 
 class Evaluate(Hook):
-  """Runs one evaluation at intervals, records the metrics of the evaluation, and stores them in `latest`.
+  """Runs one evaluation at intervals, and stores the metrics of the evaluation in the record and in `latest`.
 
   Args:
     every: steps between evaluations.
     run: maps a state and its step to the metrics, by name.
-    metric: the evaluation is skipped at a step for which `latest` already has this metric; '' = is never skipped.
+    metric: the evaluation is skipped at a step for which `latest` already has this metric; '' = never.
   """
 
   def __init__(self, every: int, run: Callable[[TrainState, int], Mapping[str, float]], writer: Writer,
@@ -248,7 +248,7 @@ class Checkpoint(Hook):
       self.save(step, state)
 
   def save(self, step: int, state: TrainState, *, wait: bool = False) -> None:
-    """Saves the state of a step, unless it is saved already; with `wait`, returns when it is complete on disk."""
+    """Saves the state of a step, unless that is done; with `wait`, returns when the checkpoint is complete on disk."""
     def save_once() -> None:
       try:
         if step != self._saved_step:

@@ -42,7 +42,7 @@ class Hook(Protocol):
   """A callback of the training loop; methods that a hook does not define do nothing.
 
   For each step, the loop calls `on_metrics` of all hooks, in their order. If `every` divides the step, it then calls
-  `on_state`. A hook may read states but must not keep them, because the next step donates their buffers.
+  `on_state`. A hook may read a state but must not keep it, because the next step donates the buffers.
   """
   every: int = 0
   """Steps between calls of `on_state`; 0 = never. The loop does not call `on_state` after the last step of a run."""
@@ -52,7 +52,7 @@ class Hook(Protocol):
     del done
 
   def on_state(self, step: int, state: TrainState) -> None:
-    """Takes the state after `step` steps; called after `on_metrics` for the last of these steps."""
+    """Takes the state after `step` steps; called after `on_metrics` of this step."""
     del step, state
 
 

@@ -1,7 +1,7 @@
 """The arrays of a run: the state that one step passes to the next (`TrainState`), and its metrics (`StepMetrics`).
 
-Both are plain trees of arrays. A step packs its metrics into one array (`pack`), so that the host fetches them in one
-transfer; the training loop unpacks them for its hooks (`Packed.unpack`).
+Both are plain trees of arrays. A step packs its metrics into one array (`pack`), which the host fetches in one
+transfer; the training loop unpacks this array for the hooks (`Packed.unpack`).
 """
 from __future__ import annotations
 

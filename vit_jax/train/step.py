@@ -53,7 +53,7 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
 
   Random keys depend only on (seed, step), so resuming needs no saved generator. The step splits a batch into
   `accumulate` microbatches, each with its own random numbers. The gradients of all microbatches are added and divided
-  once, which gives the gradient of the complete batch. Images of other batches may be smaller than those of `batch`, if
+  once, which gives the gradient of the complete batch. Other batches may have smaller images than `batch`, if
   images keep their own aspect: the step is then compiled for each size, with `fewest_microbatches`.
   """
   prepared = preparing(prepare, seed)
