@@ -1,9 +1,9 @@
 """How a run uses its time: images per second, model FLOPs utilization (MFU), time left, goodput.
 
 The train job makes a `Clock` for each start of a run, and enters a `phase` around everything that is not a step; the
-training loop enters the phases of data and compilation. A hook calls `tick` after each step, and `rates` and `goodput`
-when it logs. The clock measures only times of the host. Steps are dispatched ahead of the device, so the time of a
-single `tick` can differ from that of the device; over a window of steps the times of host and device agree.
+training loop enters the phases of data and compilation. A hook calls `tick` after each step, and `take_rates` and
+`goodput` when it logs. The clock measures times of the host. Steps are dispatched ahead of the device, so the time of
+a single `tick` can differ from that of the device; over a window of steps the times of host and device agree.
 
 MFU is defined as in PaLM (arXiv 2204.02311, Appendix B): the model's FLOPs without recomputation, divided by the FLOPs
 that the devices can compute in the same time.
@@ -103,7 +103,7 @@ class Clock:
     self._num_steps = 0
     self._repeats: dict[str, _Repeats] = {}  # by phase
     self._first_tick = (0, 0.)  # number of steps and `_repeating_s` at the first tick; the time before is warm-up
-    self._last_rates = (0, 0.)  # number of steps and training seconds at the last call of `rates`
+    self._last_rates = (0, 0.)  # number of steps and training seconds at the last call of `take_rates`
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
@@ -136,7 +136,7 @@ class Clock:
       self._last_rates = (1, self._training_s())
     self._num_steps += 1
 
-  def rates(self) -> Rates | None:
+  def take_rates(self) -> Rates | None:
     """Returns the speed in `TRAINING` phases since the last call, or the first tick; None if there was no step."""
     steps_before, training_before_s = self._last_rates
     training_s = self._training_s()

@@ -22,7 +22,7 @@ import pathlib
 import re
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 import jax
@@ -84,17 +84,22 @@ def locked(workdir: storage.PathLike) -> Iterator[None]:
   except UserError:
     if created and holds_nothing(folder):
       with contextlib.suppress(OSError):  # another run uses the directory, or a person has put a file into it
-        for path in folder.iterdir():
-          if path.is_dir():
-            path.rmdir()
-          else:
-            path.unlink()
-        for path in created:
-          path.rmdir()
+        _remove_new(folder, created)
     raise
   finally:
     with contextlib.suppress(OSError):  # on a mounted bucket, another host has written the file
       file.close()
+
+
+def _remove_new(folder: pathlib.Path, created: Iterable[pathlib.Path]) -> None:
+  """Removes the files and the empty folders in a run directory, then the directories that its run has created."""
+  for path in folder.iterdir():
+    if path.is_dir():
+      path.rmdir()
+    else:
+      path.unlink()
+  for path in created:
+    path.rmdir()
 
 
 def _lock(file: IO[str], folder: pathlib.Path) -> None:
@@ -120,11 +125,9 @@ class Replaced(UserError):
 
 
 class Owner:
-  """Owns a run directory from its start on: writes `owner.json`. Inside the context, `owner_of` returns it.
+  """The ownership of a run directory: writes `owner.json` when it is made. Inside the context, `owner_of` returns it.
 
-  Raises:
-    UserError: the directory is not writable.
-    TemporaryError: the storage still fails after `failures.patience()`.
+  Raises UserError if the directory is not writable, and TemporaryError as `check`.
   """
 
   def __init__(self, workdir: storage.PathLike) -> None:

@@ -68,10 +68,7 @@ def _is_bucket(file_system_type: str) -> bool:
 
 
 def file_system(path: PathLike) -> str:
-  """Returns the type of the file system of a path, such as `ext4`, `nfs4` or `fuse.gcsfuse`; '' = not known.
-
-  The path need not exist.
-  """
+  """Returns the type of the file system of a path, which need not exist, such as `fuse.gcsfuse`; '' = not known."""
   resolved = os.path.realpath(path)
   file_system_type, longest = '', -1  # of the deepest mount that the path is in: its type, the length of its folder
   try:

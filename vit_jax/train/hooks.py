@@ -89,7 +89,7 @@ class Metrics(Hook):
     values = {name: to_float(mean) for name, mean in metrics.means.items()}
     values |= {'grad_norm': float(metrics.grad_norm), 'lr': self.learning_rates.at(step - 1),
                'epoch': step / self._steps_an_epoch}
-    rates = self._clock.rates()
+    rates = self._clock.take_rates()
     speed = {**(rates._asdict() if rates else {}), 'time_left_s': self._clock.time_left_s(self._total - step)}
     values |= {name: number for name, number in speed.items() if number is not None}
     self._writer.write(step, {f'train/{name}': number for name, number in values.items()})
