@@ -287,11 +287,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
   """
   words = list(sys.argv[1:] if arguments is None else arguments)
   try:
-    words, verbosity = console.take(words)
+    words, verbosity = console.split_switches(words)
   except UserError as error:
     print(reports.explain(error, words).message, file=sys.stderr)
     return failures.USER_ERROR
-  with console.chosen(verbosity):
+  with console.verbosity_set(verbosity):
     return _run(words)
 
 

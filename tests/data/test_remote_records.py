@@ -182,7 +182,7 @@ def test_opening_data_sets_how_their_process_and_its_loader_processes_read(tmp_p
   assert storage.settings() == expected
   script = ('from vit_jax.data import storage; from vit_jax.data import workers; import os; '
             'from vit_jax.record import console; '
-            f'workers._start_loader(os.getppid(), storage.{expected!r}, console.messages(), 5., 0, 1); '
+            f'workers._start_loader(os.getppid(), storage.{expected!r}, console.message_form(), 5., 0, 1); '
             'print(storage.settings())')
   found = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=False, timeout=60)
   assert found.stdout.strip() == repr(expected), found.stderr

@@ -180,7 +180,7 @@ def test_warnings_of_a_loader_process_look_like_those_of_its_host(tmp_path: path
 
 def test_loader_processes_have_the_patience_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(workers, 'start_worker', lambda *_: None)
-  workers._start_loader(1, workers.storage.settings(), workers.console.messages(), 7., 0, 1)
+  workers._start_loader(1, workers.storage.settings(), workers.console.message_form(), 7., 0, 1)
   assert failures.patience() == 7.
 
 

@@ -103,4 +103,4 @@ def test_an_unknown_error_of_the_runtime_does_not_make_a_checkpoint_damaged() ->
     raise type('JaxRuntimeError', (RuntimeError,), {})('INTERNAL: stream did not block')
 
   with pytest.raises(RuntimeError, match='^INTERNAL: stream did not block$'):
-    checkpoint_files.guard('checkpoint 3', fail)
+    checkpoint_files.guarded_read('checkpoint 3', fail)

@@ -33,13 +33,13 @@ def test_rates_count_steps_and_data_waits_but_not_evaluations_and_checkpoints() 
   with clock.phase('compile'):
     time.now += 50
   run_steps(clock, time, steps=1, seconds=70.)
-  assert clock.rates() is None
+  assert clock.take_rates() is None
   run_steps(clock, time, steps=3, seconds=2.)
   with clock.phase('data_wait'):
     time.now += 3
   with clock.phase('evaluate'):
     time.now += 1000
-  rates = clock.rates()
+  rates = clock.take_rates()
   assert rates is not None
   assert rates.step_s == pytest.approx(3.)
   assert rates.images_per_s == pytest.approx(2.)
@@ -73,10 +73,10 @@ def test_costs_are_summed_over_the_starts_and_not_known_if_one_of_them_did_not_r
 def test_rates_are_of_the_window_since_the_last_call() -> None:
   clock, time = make()
   run_steps(clock, time, steps=2, seconds=5.)
-  clock.rates()
-  assert clock.rates() is None
+  clock.take_rates()
+  assert clock.take_rates() is None
   run_steps(clock, time, steps=2, seconds=1.)
-  rates = clock.rates()
+  rates = clock.take_rates()
   assert rates is not None and rates.step_s == pytest.approx(1.)
 
 
@@ -85,7 +85,7 @@ def test_mfu_is_none_when_peak_or_cost_is_unknown(flops: float, peak: float | No
   time = Time()
   clock = clock_lib.Clock(6, flops, peak, now=time)
   run_steps(clock, time, steps=2, seconds=1.)
-  rates = clock.rates()
+  rates = clock.take_rates()
   assert rates is not None and rates.mfu is None
 
 

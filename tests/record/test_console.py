@@ -43,10 +43,10 @@ def test_a_loader_process_writes_as_the_process_that_started_it(monkeypatch: pyt
   monkeypatch.setattr(own, 'handlers', [])
   monkeypatch.setattr(own, 'propagate', True)
   monkeypatch.setattr(console, '_host', '')
-  console.follow((time.monotonic() - 100., 'host 3: '))
+  console.follow_parent((time.monotonic() - 100., 'host 3: '))
   logging.getLogger('vit_jax.storage').warning('tried again')
   assert capsys.readouterr().err.endswith(' s  host 3: warning: tried again\n')
-  assert console.messages()[1] == 'host 3: '
+  assert console.message_form()[1] == 'host 3: '
 
 
 def test_a_terminal_gets_lines_of_its_width_and_a_file_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +66,9 @@ def test_a_terminal_gets_lines_of_its_width_and_a_file_whole_ones(monkeypatch: p
     (['--verbose'], logging.DEBUG, True)])
 def test_switches_are_taken_from_the_command_line_and_hold_for_its_job(
     words: list[str], level: int, is_talking: bool) -> None:
-  rest, how = console.take(['train', *words, '--config=digits'])
+  rest, how = console.split_switches(['train', *words, '--config=digits'])
   before = dict(os.environ)
-  with console.chosen(how):
+  with console.verbosity_set(how):
     assert (console.level(), console.is_talking()) == (level, is_talking)
     assert (os.environ.get('VIT_JAX_TRACEBACK') == '1') == (level == logging.DEBUG)
     stream = io.StringIO()
@@ -80,7 +80,7 @@ def test_switches_are_taken_from_the_command_line_and_hold_for_its_job(
 
 def test_both_switches_are_refused() -> None:
   with pytest.raises(UserError, match='-q, -v: expected one of them, got both'):
-    console.take(['-q', '--verbose'])
+    console.split_switches(['-q', '--verbose'])
 
 
 def test_each_stage_is_a_line_with_the_seconds_since_the_start() -> None:

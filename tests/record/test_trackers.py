@@ -87,7 +87,7 @@ def test_a_tracker_that_cannot_start_is_one_warning(background: bool, caplog: py
 def test_a_server_that_never_answers_delays_neither_steps_nor_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
   monkeypatch.setattr(trackers, 'CLOSE_S', .05)
-  monkeypatch.setattr(trackers, 'WAITING', 3)
+  monkeypatch.setattr(trackers, 'MAX_WAITING', 3)
   with socket.create_server(('127.0.0.1', 0)) as server:
     address = 'http://{}:{}'.format(*server.getsockname())
 
@@ -167,7 +167,7 @@ def test_a_full_disk_is_one_warning(tmp_path: pathlib.Path, caplog: pytest.LogCa
 
 
 def test_a_file_that_has_grown_is_followed_by_another(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(trackers, 'MOST_BYTES', 500)
+  monkeypatch.setattr(trackers, 'MAX_BYTES', 500)
   one = TensorBoard(str(tmp_path), None)
   for step in range(40):
     one.write(step, {'train/loss': 1.})

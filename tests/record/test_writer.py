@@ -209,7 +209,7 @@ def test_a_directory_that_is_not_in_its_place_any_more_is_noticed(how: str, tmp_
   run = tmp_path / 'run'
   with make(run) as writer:
     writer.write(1, {'a': 1.})
-    writer.check_place()
+    writer.check_not_moved()
     run.rename(tmp_path / 'other')
     if how == 'removed':
       shutil.rmtree(tmp_path / 'other')
@@ -220,7 +220,7 @@ def test_a_directory_that_is_not_in_its_place_any_more_is_noticed(how: str, tmp_
       run.write_text('')
     with pytest.raises(UserError, match=f'^--workdir={run}: expected the directory in which the run began, got '
                        f'{"another" if how == "replaced" else "none"}: .* with --workdir=DIR, where it is now'):
-      writer.check_place()
+      writer.check_not_moved()
 
 
 def test_names_of_files_need_not_be_text(tmp_path: pathlib.Path) -> None:

@@ -104,7 +104,7 @@ def test_a_run_that_was_replaced_commits_no_checkpoint_and_removes_none(
     checkpointer.save(at(one, 2), {}, {})
     with pytest.raises(run_directory.Replaced, match='process 7 on elsewhere'):
       checkpointer.wait()
-    assert checkpointer.steps() == [1]
+    assert checkpointer.reader.steps() == [1]
     checkpointer.close()
 
 
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_its_step_can_be_sa
   assert int(checkpointer.restore(one.placed_state).state.step) == 1
   assert 'checkpoint 2 is damaged and set aside' in caplog.text and (folder.parent / 'damaged' / '2').is_dir()
   save(checkpointer, one, [2])
-  assert checkpointer.steps() == [1, 2]
+  assert checkpointer.reader.steps() == [1, 2]
 
 
 def test_half_written_checkpoints_are_removed_when_a_run_begins(one: Program, open_folder: object) -> None:
@@ -185,7 +185,7 @@ def test_half_written_checkpoints_are_removed_when_a_run_begins(one: Program, op
   half.mkdir()
   (half / 'params').mkdir()
   checkpointer = open_folder()
-  assert checkpointer.steps() == [1] and half.exists()
+  assert checkpointer.reader.steps() == [1] and half.exists()
   checkpointer.restore(one.placed_state)
   for _ in range(100):  # removed in the background
     if not half.exists():
@@ -204,7 +204,7 @@ def test_a_damaged_description_of_orbax_is_set_aside_and_saving_goes_on(
   assert int(checkpointer.restore(one.placed_state).state.step) == 3 - step
   assert f'checkpoint {step} is damaged and set aside' in caplog.text
   save(checkpointer, one, [3])
-  assert checkpointer.steps() == [3 - step, 3]
+  assert checkpointer.reader.steps() == [3 - step, 3]
 
 
 def test_all_damaged_is_an_error_that_says_where_they_are(one: Program, open_folder: object) -> None:
@@ -226,13 +226,13 @@ def test_another_model_is_an_error_that_lists_shapes(one: Program, open_folder: 
 def test_latest_every_and_best_are_kept(one: Program, open_folder: object) -> None:
   checkpointer = open_folder(latest=2, every=4, best='test/top1')
   save(checkpointer, one, [1, 2, 3, 4, 5, 6, 7], **{'test/top1': [.1, .9, .3, .4, .5, .6, float('nan')]})
-  assert checkpointer.steps() == [2, 4, 6, 7]
+  assert checkpointer.reader.steps() == [2, 4, 6, 7]
 
 
 def test_the_best_nll_is_the_lowest(one: Program, open_folder: object) -> None:
   checkpointer = open_folder(latest=1, best='test/nll@ema')
   save(checkpointer, one, [1, 2, 3], **{'test/nll@ema': [3., 1., 2.]})
-  assert checkpointer.steps() == [2, 3]
+  assert checkpointer.reader.steps() == [2, 3]
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not hasattr(os, 'fork'), reason='needs a process of its own with a file limit')
@@ -311,7 +311,7 @@ def test_a_save_that_fails_has_the_status_of_its_cause(
 
   def fail(*_: object, **__: object) -> None:
     raise error
-  monkeypatch.setattr(checkpointer._manager(), 'save', fail)
+  monkeypatch.setattr(checkpointer._open_once(), 'save', fail)
   with pytest.raises(Exception) as found:
     save(checkpointer, one, [2])
   failure = reports.explain(found.value, environ={'XDG_STATE_HOME': '/dev/null'})

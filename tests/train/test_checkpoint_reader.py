@@ -124,7 +124,7 @@ def test_processes_agree_on_the_steps_that_the_first_lists(folder: pathlib.Path,
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   monkeypatch.setattr(reader, 'steps', lambda: [*range(3000)])
   monkeypatch.setattr(checkpoint_reader.multihost_utils, 'broadcast_one_to_all', lambda steps: steps)
-  assert reader.agreed_steps() == [*range(3000 - checkpoint_reader.MOST_STEPS, 3000)]
+  assert reader.agreed_steps() == [*range(3000 - checkpoint_reader.MAX_STEPS, 3000)]
   monkeypatch.setattr(checkpoint_reader.multihost_utils, 'broadcast_one_to_all', lambda steps: [4, 6, -1])
   assert reader.agreed_steps() == [4, 6]
 
@@ -188,7 +188,7 @@ def test_what_says_nothing_of_the_checkpoint_ends_the_job_and_sets_nothing_aside
   checkpointer = checkpoint.Checkpointer(folder, keep=checkpoint.Keep(3))
   with pytest.raises(kind, match=r'2/params: expected to read it, got (.|\n)*run the same command again'):
     checkpointer.restore(one.placed_state)
-  assert checkpointer.steps() == [1, 2] and not (folder.parent / 'damaged').exists()
+  assert checkpointer.reader.steps() == [1, 2] and not (folder.parent / 'damaged').exists()
 
 
 def test_too_few_open_files_are_no_damage(folder: pathlib.Path, one: Program) -> None:

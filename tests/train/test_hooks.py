@@ -30,7 +30,7 @@ class Record:
   def event(self, name: str, **fields: object) -> None:
     self.events.append((name, fields))
 
-  def check_place(self) -> None:
+  def check_not_moved(self) -> None:
     pass
 
   def advance(self, step: int) -> None:
@@ -70,7 +70,7 @@ def test_the_first_the_last_and_every_third_step_are_logged_with_their_own_value
 @pytest.mark.parametrize(('most', 'steps'), [(2, [1, 6, 8]), (1, [1, 8])])
 def test_the_norms_of_all_parameters_are_recorded_at_a_bounded_number_of_steps(
     most: int, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(hooks, 'MOST_NORMS', most)
+  monkeypatch.setattr(hooks, 'MAX_NORM_EVENTS', most)
   record = Record()
   hook = metrics_hook(record)
   for step in range(1, 9):
@@ -97,7 +97,7 @@ def test_skip_goes_on_and_counts(caplog: pytest.LogCaptureFixture) -> None:
   with caplog.at_level(logging.WARNING):
     for step in (1, 2):
       hook.on_metrics(done(step, ok=False))
-  assert hook.skipped == 2 and 'Skipped; 2 so far' in caplog.text and 'each finite on its own' in caplog.text
+  assert hook.num_skipped == 2 and 'Skipped; 2 so far' in caplog.text and 'each finite on its own' in caplog.text
 
 
 class Saver:

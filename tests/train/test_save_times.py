@@ -31,14 +31,14 @@ class World:
     saved = []
     for step in steps:
       self.now_s += step_s
-      assert len({one.next for one in self.times}) == 1
-      due = {one.is_due(step) for one in self.times if step % one.next == 0}  # as the loop asks
+      assert len({one.every for one in self.times}) == 1
+      due = {one.decide(step) for one in self.times if step % one.every == 0}  # as the loop asks
       assert len(due) <= 1, 'processes disagree'
       if due == {True}:
         saved.append((step, self.now_s))
         self.now_s += self.save_s
         for one in self.times:
-          one.saved()
+          one.note_save()
     return saved
 
 
@@ -58,7 +58,7 @@ def test_all_processes_save_at_the_steps_of_process_0_whatever_their_clocks_say(
 def test_steps_that_become_slower_or_faster_move_the_next_checkpoint() -> None:
   world = World(100.)
   slow = world.run(range(1, 61), .5) + world.run(range(61, 161), 5.)
-  assert np.diff([0., *(at for _, at in slow)]).max() <= 100 + 100 / save_times.PARTS * 10, slow
+  assert np.diff([0., *(at for _, at in slow)]).max() <= 100 + 100 / save_times.MIN_READINGS * 10, slow
   world = World(100.)
   fast = world.run(range(1, 11), 5.) + world.run(range(11, 2000), .1)
   assert 99 <= fast[0][1] <= 101 and abs(fast[1][1] - fast[0][1] - 100) <= 10, fast
@@ -79,8 +79,8 @@ def test_a_resumed_run_counts_from_its_start() -> None:
 
 def test_steps_are_multiples_and_0_is_never() -> None:
   times = save_times.SaveTimes(5, start=3)
-  assert [step for step in range(1, 12) if times.is_due(step)] == [5, 10]
-  assert not save_times.SaveTimes(0).is_due(7)
+  assert [step for step in range(1, 12) if times.decide(step)] == [5, 10]
+  assert not save_times.SaveTimes(0).decide(7)
 
 
 @pytest.mark.parametrize(('text', 'seconds'), [
@@ -118,6 +118,6 @@ def test_a_save_is_at_the_nearest_step(seconds: float, expected: int) -> None:
   times = save_times.SaveTimes(0, seconds, start=next(steps), clock=lambda: now_s[0], agree=lambda answer: answer)
   for step in steps:
     now_s[0] = float(step)
-    if times.is_due(step):
+    if times.decide(step):
       break
   assert step == expected

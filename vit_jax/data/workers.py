@@ -100,7 +100,7 @@ def batches(make: shared.MakeBatch | Callable[[int], Batch], numbers: range, wor
     return iter(stream)
   _let_grain_read_its_flags()
   options = grain.MultiprocessingOptions(num_workers=num_processes, per_worker_buffer_size=_NUM_QUEUED)
-  setup = functools.partial(_start_loader, os.getpid(), storage.settings(), console.messages(), failures.patience())
+  setup = functools.partial(_start_loader, os.getpid(), storage.settings(), console.message_form(), failures.patience())
   stream = stream.mp_prefetch(options, worker_init_fn=setup)
   return _Processes(shared.OpenedBatches(iter(stream)) if is_shared else iter(stream))
 
@@ -167,7 +167,7 @@ def _start_loader(parent: int, settings: storage.Settings, messages: tuple[float
   """Sets up a loader process with the settings of the parent process for object storage, messages and retries."""
   del index, count
   start_worker(parent)
-  console.follow(messages)
+  console.follow_parent(messages)
   storage.configure(settings)
   failures.configure(patience_s)
 

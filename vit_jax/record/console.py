@@ -1,13 +1,13 @@
 """What a job writes to standard error beside its results: messages and stages.
 
 The switch `-q` shows only warnings, errors and results; `-v` adds messages of libraries and tracebacks. The command
-line (`main.py`) takes the switches off (`take`) and sets `VIT_JAX_LOG` for them (`chosen`), which processes that a job
-starts inherit. Messages begin with the seconds since the start of the command (`Handler`).
+line (`main.py`) splits off the switches (`split_switches`), and sets `VIT_JAX_LOG` (`verbosity_set`), which processes
+that a job starts inherit. Messages begin with the seconds since the start of the command (`Handler`).
 
-A stage is what a job does before its first results: importing, opening the data, compiling. A job calls
-`begin_stage(TEXT)` for each, and `end_stage()` before it prints results. Inside `stages_shown`, which the command line
-enters, a stage is a line with the seconds since the start, or on a terminal one live line below all other output. Jobs
-that are called from Python show no stages.
+A stage is a part of a job before the first results, such as importing, opening the data or compiling. A job calls
+`begin_stage(TEXT)` for each stage, and `end_stage()` before it prints results. The command line enters `stages_shown`:
+inside, a stage is shown as a line with the seconds since the start, or on a terminal as one live line below all other
+output. Jobs that are called from Python show no stages.
 """
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ else:
 VARIABLE = 'VIT_JAX_LOG'
 QUIET, VERBOSE = 'quiet', 'verbose'
 SWITCHES = {'-q': QUIET, '--quiet': QUIET, '-v': VERBOSE, '--verbose': VERBOSE}
-_host = ''  # what messages begin with in a run of several hosts, such as 'host 3: '
-_LEAST_WIDTH = 80  # columns to which messages are wrapped on a narrower terminal
+_host = ''  # the beginning of messages in a run of several hosts, such as 'host 3: '
+_MIN_WIDTH = 80  # columns to which messages are wrapped on a narrower terminal
 
 
 def level() -> int:
@@ -44,11 +44,10 @@ def level() -> int:
   return {QUIET: logging.WARNING, VERBOSE: logging.DEBUG}.get(os.environ.get(VARIABLE, ''), logging.INFO)
 
 
-def take(words: Sequence[str]) -> tuple[list[str], str]:
-  """Returns the words of a command line without `SWITCHES`, and the value of the one among them; '' = none.
+def split_switches(words: Sequence[str]) -> tuple[list[str], str]:
+  """Returns the words of a command line without `SWITCHES`, and `QUIET`, `VERBOSE` or '' by the switch among them.
 
-  Raises:
-    UserError: there are both `-q` and `-v`.
+  Raises UserError if there are both `-q` and `-v`.
   """
   values = {SWITCHES[word] for word in words if word in SWITCHES}
   if len(values) > 1:
@@ -57,17 +56,19 @@ def take(words: Sequence[str]) -> tuple[list[str], str]:
 
 
 @contextlib.contextmanager
-def chosen(how: str) -> Iterator[None]:
+def verbosity_set(verbosity: str) -> Iterator[None]:
   """Sets the environment variables of `QUIET` or `VERBOSE` for the time inside; '' changes nothing."""
-  wanted = {VARIABLE: how} if how else {}
-  wanted |= {failures.SHOW: '1'} if how == VERBOSE else {}
-  before = {name: os.environ.get(name) for name in wanted}
-  os.environ.update(wanted)
+  variables = {VARIABLE: verbosity} if verbosity else {}
+  if verbosity == VERBOSE:
+    variables[failures.SHOW] = '1'
+  before = {name: os.environ[name] for name in variables if name in os.environ}
+  os.environ.update(variables)
   try:
     yield
   finally:
-    for name, value in before.items():
-      os.environ.pop(name) if value is None else os.environ.update({name: value})
+    for name in variables:
+      os.environ.pop(name, None)
+    os.environ.update(before)
 
 
 def is_talking() -> bool:
@@ -81,13 +82,13 @@ def name_host(host: int) -> None:
   _host = f'host {host}: '
 
 
-def messages() -> tuple[float, str]:
-  """Returns the start of the command and the name of the host: the argument of `follow` in a child process."""
+def message_form() -> tuple[float, str]:
+  """Returns the start of the command and the name of the host: the argument of `follow_parent` in a child process."""
   return began_s(), _host
 
 
-def follow(parent: tuple[float, str]) -> None:
-  """Shows the messages of this process, a loader process, in the form of its parent, which called `messages`."""
+def follow_parent(parent: tuple[float, str]) -> None:
+  """Shows the messages of a loader process in the form of its parent, in which `message_form` returned `parent`."""
   global _host
   parent_began_s, _host = parent
   logger = logging.getLogger('vit_jax')
@@ -98,14 +99,14 @@ def elapsed(seconds: float) -> str:
   """Returns a duration in a column of seven characters: `  9.4 s`, and from 1,000 s on `0:16:40`."""
   if seconds < 1000:
     return f'{seconds:5.1f} s'
-  whole = int(seconds)
-  return f'{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}'
+  minutes, whole_seconds = divmod(int(seconds), 60)
+  return f'{minutes // 60}:{minutes % 60:02d}:{whole_seconds:02d}'
 
 
 class Handler(logging.Handler):
   """Writes messages to standard error, with the time and, for warnings and errors, the level.
 
-  It looks up `sys.stderr` at each message, because `rich` replaces it while a line is live.
+  The handler looks up `sys.stderr` at each message, because `rich` replaces the stream while a line is live.
 
   Args:
     began_s: the start of the command on the clock `now`.
@@ -132,7 +133,7 @@ class Handler(logging.Handler):
     lines = (time_column + text.replace('\n', f'\n{indent}')).split('\n')
     if not sys.stderr.isatty():
       return '\n'.join(lines)
-    width = max(_LEAST_WIDTH, shutil.get_terminal_size((_LEAST_WIDTH, 24)).columns) - 1
+    width = max(_MIN_WIDTH, shutil.get_terminal_size((_MIN_WIDTH, 24)).columns) - 1
     wrapper = textwrap.TextWrapper(width, subsequent_indent=f'{indent}  ', break_long_words=False,
                                    break_on_hyphens=False)
     return '\n'.join(part for line in lines for part in wrapper.wrap(line) or [''])
@@ -140,10 +141,10 @@ class Handler(logging.Handler):
 
 @contextlib.contextmanager
 def live(render: Callable[[], consoles.RenderableType], stream: TextIO, *, is_kept: bool) -> Iterator[None]:
-  """Shows what `render` returns below everything that is printed and logged inside; renews it four times a second.
+  """Shows a display below everything that is printed and logged inside, and renews it four times a second.
 
   Args:
-    render: returns what is shown.
+    render: returns the display.
     stream: a terminal for which `is_live` is true.
     is_kept: whether the last state stays on the terminal at the end.
   """
@@ -151,18 +152,18 @@ def live(render: Callable[[], consoles.RenderableType], stream: TextIO, *, is_ke
   display = lives.Live(console=terminal, get_renderable=render, transient=not is_kept,
                        redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())
   with display:
-    terminal.show_cursor(True)  # else it would stay hidden if this process is killed
+    terminal.show_cursor(True)  # else the cursor would stay hidden if this process is killed
     display.refresh()
     yield
 
 
 def is_live(stream: TextIO) -> bool:
-  """Returns whether lines on a stream can be overwritten: it is a terminal with control sequences."""
+  """Returns whether lines on a stream can be overwritten: the stream is a terminal with control sequences."""
   return stream.isatty() and os.environ.get('TERM', '').lower() not in ('dumb', 'unknown')
 
 
 def begin_stage(text: str) -> None:
-  """Ends the stage before, and shows a new one, such as 'opening the data'."""
+  """Ends the previous stage, and shows a new stage, such as 'opening the data'."""
   if stages := _STAGES.get():
     stages.show(text)
 
@@ -207,7 +208,7 @@ class _Stages:
     self._text, self._display = '', contextlib.ExitStack()
 
   def show(self, text: str) -> None:
-    """Ends the stage before and shows this one; '' = none."""
+    """Ends the previous stage and shows a new one; '' = none."""
     self.end()
     self._text = text
     if text and is_live(self._stream):

@@ -1,8 +1,8 @@
 """The output of a job at the path of its flag `--to`: the path is checked first, complete output is moved there last.
 
-A job calls `checked`, `check_free` or `check_writable` before its work begins, so that a wrong path costs no time. It
-writes into the temporary folder that `staged` or `filled` yields; its files are moved to the path if the job succeeds.
-Export, convert, inspect, prepare and other jobs that write files use it.
+Export, convert, inspect, prepare and other jobs that write files use this module. A job calls `checked`, `check_free`
+or `check_writable` before its work begins, so that a wrong path costs no time. Then the job writes files into the
+temporary folder that `staged` or `filled` yields; they are moved to the path if the job succeeds.
 """
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ def checked(to: str | pathlib.Path) -> pathlib.Path:
 
   Its parent directory must exist, so that a mistyped path is an error and creates no directories.
 
-  Raises:
-    UserError: `to` is an address, names no file, or its directory does not exist or is not writable.
+  Raises UserError if `to` is an address, names no file, or its directory does not exist or is not writable.
   """
   text = str(to)
   address.check(text, '--to')
@@ -50,7 +49,8 @@ def checked(to: str | pathlib.Path) -> pathlib.Path:
 def check_free(paths: Iterable[pathlib.Path], *, setting: str, overwrite: bool) -> None:
   """Raises UserError if something is at a path of `paths`; with `overwrite`, only if it is not a file."""
   for path in paths:
-    if os.path.lexists(path) and not (overwrite and path.is_file() and not path.is_symlink()):
+    may_replace = overwrite and path.is_file() and not path.is_symlink()
+    if os.path.lexists(path) and not may_replace:
       advice = 'Move it away, or choose another.' if overwrite else 'Choose another, or add --overwrite.'
       raise UserError(f'{setting}: expected a path where nothing is, got {path}, which exists. {advice}')
 
@@ -59,8 +59,7 @@ def check_free(paths: Iterable[pathlib.Path], *, setting: str, overwrite: bool) 
 def filled(folder: pathlib.Path, *, overwrite: bool) -> Iterator[pathlib.Path]:
   """Yields a temporary folder. At the end its entries are moved into `folder`, which is created if it is missing.
 
-  Raises:
-    UserError: one of the entries exists there and is not to be overwritten, or the folder cannot be written.
+  Raises UserError if an entry exists in `folder` and may not be overwritten, or the folder cannot be written.
   """
   is_new = not folder.exists()
   try:
@@ -74,14 +73,14 @@ def filled(folder: pathlib.Path, *, overwrite: bool) -> Iterator[pathlib.Path]:
     raise failures.writing(f'--to={folder}', error) from error
   finally:
     if is_new:
-      with contextlib.suppress(OSError):  # it has files, so it stays
+      with contextlib.suppress(OSError):  # a folder that has files is not removed
         folder.rmdir()
 
 
 def check_writable(folder: storage.Path, *, setting: str, advice: str) -> None:
-  """Checks that files can be written into a local directory, or where it will be created; else raises an error.
+  """Checks that files can be written into a local directory, or where it will be created.
 
-  The error is a UserError or TemporaryError. Its message names the flag `setting` and ends with `advice`.
+  Else raises UserError or TemporaryError, with a message that names the flag `setting` and ends with `advice`.
   """
   if not isinstance(folder, pathlib.Path):
     return
@@ -105,11 +104,10 @@ def staged(path: pathlib.Path, *, shown: str, overwrite: bool = False,
   Args:
     path: of the output.
     shown: the path as the user gave it, for messages.
-    overwrite: replace what is there.
-    is_ours: returns whether an existing file was written by this program, and so is replaced or removed in any case.
+    overwrite: whether to replace existing files.
+    is_ours: returns whether this program wrote an existing file, which is then replaced or removed in any case.
 
-  Raises:
-    UserError: the folder cannot be written, or an entry cannot be moved.
+  Raises UserError if the folder cannot be written, or an entry cannot be moved.
   """
   try:
     with files.staged(path.parent) as part:

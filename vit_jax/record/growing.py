@@ -1,12 +1,12 @@
 """Files of a run that only grow: `metrics.jsonl`, and the event files of trackers.
 
-`writer.py` appends to the record with `Appender` on disks and network file systems. In object storage and on mounts of
-it, nothing can be appended (`storage.can_append`). There, the files grow in a folder on this machine, and a `Mirror`
-copies them at intervals. It copies the record in blocks, so that a long one is not uploaded again and again:
+`writer.py` appends to the record with `Appender` on disks and network file systems. In buckets of object storage and
+their mounts, nothing can be appended (`storage.can_append`). There, the files grow in a folder on this machine, and a
+`Mirror` copies the files at intervals. It copies the record in blocks, so that only new parts are uploaded again:
 
-  metrics.jsonl, metrics.jsonl.0001, metrics.jsonl.0002, …     each of 8 MiB, but for the last one
+  metrics.jsonl, metrics.jsonl.0001, metrics.jsonl.0002, …     each of 8 MiB, except the last block
 
-Complete blocks are uploaded once. A kill loses the lines of the last `MIRROR_EVERY_S` seconds, except for those that
+Complete blocks are uploaded once. A kill loses the lines of the last `MIRROR_EVERY_S` seconds, except for lines that
 `Mirror.settle` has uploaded. `reader.py` reads the blocks as one file (`open_file`).
 """
 from __future__ import annotations
@@ -34,17 +34,17 @@ log = logging.getLogger('vit_jax.record')
 
 
 class Appender:
-  """Appends to a local file, which is created if it is missing. It overcomes failures of the storage.
+  """Appends to a local file, which is created if it is missing, also when the storage fails for a while.
 
-  Bytes that cannot be written for a temporary reason are kept in memory. The next call writes them first, so that the
-  file has all bytes in order, even if a part of them had been written.
+  Bytes that cannot be written for a temporary reason are kept in memory, and the next call writes these bytes first. So
+  the file has all bytes in order, even if a call wrote only a part of its bytes.
   """
 
   def __init__(self, path: str) -> None:
     self._path = path
     self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    self._waiting = b''  # not written yet
-    self._failed_s = -1.  # the time of the first of the failures that last until now; -1 = the last write succeeded
+    self._waiting = b''  # bytes that are not written yet
+    self._failed_s = -1.  # the time of the first failure since the last success; -1 = the last write succeeded
 
   def fileno(self) -> int:
     """Returns the descriptor of the open file."""
@@ -53,8 +53,7 @@ class Appender:
   def write(self, content: bytes) -> None:
     """Appends bytes, now or in a later call.
 
-    Raises:
-      OSError: the storage does not allow it, or has failed for longer than `failures.patience()`.
+    Raises OSError if the storage does not allow it, or has failed for longer than `failures.patience()`.
     """
     self._waiting += content
     try:
@@ -90,7 +89,7 @@ class Appender:
     return failures.patience() - (time.monotonic() - self._failed_s if self._failed_s >= 0 else 0.)
 
   def _drain(self) -> None:
-    """Writes the bytes that wait. `os.write` may write only a part of them, so they shrink after each call."""
+    """Writes `_waiting`, which becomes shorter by the bytes that each call of `os.write` has written."""
     try:
       while self._waiting:
         self._waiting = self._waiting[os.write(self._descriptor, self._waiting):]
@@ -107,9 +106,9 @@ class Appender:
 class Mirror:
   """A local folder whose changed files are copied to `target`, at intervals in a thread, and by `push` and `settle`.
 
-  The writer calls `fetch` at the start, writes files in `folder`, calls `settle` where they must be durable, and
-  `close` at the end. The next copy repeats one that failed. If the last one fails, the folder is kept and a message
-  names it. Subfolders, which some trackers write, are copied at the end.
+  The writer calls `fetch` at the start, writes files in `folder`, calls `settle` where the files must be durable, and
+  `close` at the end. The next copy repeats a copy that failed. If the last copy fails, the folder is kept and a message
+  names the folder. Subfolders, which some trackers write, are copied at the end.
 
   Args:
     target: a folder in object storage, or on a mount of it.
@@ -121,10 +120,11 @@ class Mirror:
   def __init__(self, target: storage.PathLike, *, growing: str = '', check: Callable[[], object] = lambda: None,
                every_s: float = MIRROR_EVERY_S) -> None:
     self.folder = pathlib.Path(tempfile.mkdtemp(prefix='vit_jax_run_'))
-    self._target, self._check, self._every_s, self._growing = storage.open_path(target), check, every_s, growing
-    self._copied: dict[str, tuple[int, int]] = {}  # size and time of change of the version that was copied, by name
+    self._target = storage.open_path(target)
+    self._check, self._every_s, self._growing = check, every_s, growing
+    self._copied: dict[str, tuple[int, int]] = {}  # by name: size and time of change of the version that was copied
     self._num_copied_bytes = 0  # of the growing file
-    self._lock, self._closed = threading.Lock(), threading.Event()  # the lock is held during a copy
+    self._copying, self._closed = threading.Lock(), threading.Event()
     self._thread = threading.Thread(target=self._run, name='mirror', daemon=True)
     self._thread.start()
 
@@ -134,15 +134,15 @@ class Mirror:
     if path.exists():
       content = read(path)
       (self.folder / self._growing).write_bytes(content)
-      is_in_blocks = len(content) <= BLOCK_BYTES or _block(path, 1).exists()  # else a person copied it from a disk
+      is_in_blocks = len(content) <= BLOCK_BYTES or _block(path, 1).exists()  # else a person has copied a whole file
       self._num_copied_bytes = len(content) if is_in_blocks else 0
 
   def push(self) -> None:
-    """Copies changed files once. Raises the error of `check`, or one for which `failures.is_of_storage` is true."""
-    with self._lock:
+    """Copies changed files once. Raises UserError of `check`, or errors for which `failures.is_of_storage` is true."""
+    with self._copying:
       for path in sorted(self.folder.iterdir()):
-        state = path.stat()
-        version = (state.st_size, state.st_mtime_ns)
+        status = path.stat()
+        version = (status.st_size, status.st_mtime_ns)
         if path.is_file() and self._copied.get(path.name) != version:
           self._check()
           if path.name == self._growing:
@@ -152,7 +152,7 @@ class Mirror:
           self._copied[path.name] = version
 
   def settle(self) -> None:
-    """Copies changed files, which then survive a kill; repeats this after temporary errors.
+    """Copies changed files, which then survive a kill; repeats the copy after temporary errors.
 
     Raises:
       TemporaryError: the storage still fails after `failures.patience()`.
@@ -161,7 +161,7 @@ class Mirror:
     failures.stored(self.push, str(self._target))
 
   def close(self) -> None:
-    """Ends the thread, copies a last time unless `check` raises, and removes the local folder."""
+    """Ends the thread, copies a last time unless `check` raises an error, and removes the local folder."""
     self._closed.set()
     self._thread.join()
     try:
@@ -179,7 +179,8 @@ class Mirror:
 
   def _push_blocks(self, path: pathlib.Path) -> None:
     """Uploads the blocks of the growing file, beginning with the last one that was incomplete."""
-    target, first = self._target / path.name, self._num_copied_bytes // BLOCK_BYTES
+    target = self._target / path.name
+    first = self._num_copied_bytes // BLOCK_BYTES
     with open(path, 'rb') as file:
       file.seek(first * BLOCK_BYTES)
       content = file.read()
@@ -188,13 +189,13 @@ class Mirror:
     if not self._num_copied_bytes:
       for block in reversed(blocks(target)[max(1, len(numbered)):]):  # of an earlier, longer file
         block.unlink()
-      numbered.reverse()  # block 0 last: until it replaces a whole file that a person copied there, that is read alone
+      numbered.reverse()  # block 0 last: a whole file that a person copied there is read alone until then
     for number, block_content in numbered:
       storage.write_bytes(_block(target, number), block_content)
     self._num_copied_bytes = first * BLOCK_BYTES + len(content)
 
   def _run(self) -> None:
-    """Copies at intervals until the mirror is closed, in its thread."""
+    """Copies at intervals until the mirror is closed; runs in the thread."""
     while not self._closed.wait(self._every_s):
       try:
         self.push()
@@ -216,7 +217,7 @@ def blocks(path: storage.PathLike) -> list[storage.Path]:
 
 
 def read(path: storage.PathLike) -> bytes:
-  """Returns the contents of a growing file, from all its blocks. Raises FileNotFoundError if there is no such file."""
+  """Returns the content of a growing file, from all blocks. Raises FileNotFoundError if there is no such file."""
   with open_file(path) as file:
     return file.read()
 
@@ -224,7 +225,7 @@ def read(path: storage.PathLike) -> bytes:
 def open_file(path: storage.PathLike) -> IO[bytes]:
   """Opens a growing file for reading. Raises FileNotFoundError if there is no such file.
 
-  Only a block of `BLOCK_BYTES` is followed by another one: blocks after a shorter or a longer one are not read.
+  Only a block of `BLOCK_BYTES` is followed by another block: blocks after a shorter or longer one are not read.
   """
   first = storage.open_path(path)
   if isinstance(first, pathlib.Path) and not _block(first, 1).exists():
@@ -236,9 +237,9 @@ def open_file(path: storage.PathLike) -> IO[bytes]:
 
 
 def join(path: storage.PathLike) -> None:
-  """Joins the blocks of a growing file, if it has several, so that it can be appended to.
+  """Joins the blocks of a growing file, if it has several, so that a process can append to the file.
 
-  After a kill, there are the old blocks, or the whole file and blocks that are not read (`open_file`).
+  After a kill inside, there are the old blocks, or the joined file and old blocks that are not read (`open_file`).
   """
   first = storage.open_path(path)
   if _block(first, 1).exists():

@@ -1,9 +1,9 @@
-"""Where a result is from: the command, the commit of the code, and the machine (`origin`, `describe`).
+"""The origin of a result: the command, the commit of the code, and the machine (`origin`, `describe`).
 
-The train job writes these into the `start` event of `metrics.jsonl` and into the description of each checkpoint, and
-compares the machines when it resumes. On CPUs, the gradient of a weight or a bias is a sum that XLA splits by the size
-of its thread pool, and each instruction set rounds sums in other places. So two runs are equal bit for bit only if
-`differences` returns nothing for their machines.
+The train job writes the origin into the `start` event of `metrics.jsonl` and into the description of each checkpoint,
+and compares the machines when it resumes. On CPUs, the gradient of a weight or a bias is a sum that XLA splits by the
+size of its thread pool, and each instruction set rounds sums in other places. So two runs are equal bit for bit only
+if `differences` returns {} for their machines.
 """
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ from vit_jax import __version__
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 POOL_VARIABLES = ('PJRT_NPROC', 'NPROC')
-"""Environment variables: the first that is a number is the size of XLA's thread pool; else that is `cores`."""
-THREAD_NAME = 'tf_XLAEigen'  # of the threads of XLA's pool, as Linux lists them
+"""Environment variables: the first one with a number sets the size of XLA's thread pool, which else is `cores()`."""
+THREAD_NAME = 'tf_XLAEigen'  # of the threads of XLA's pool, as Linux lists the threads of a process
 CPUINFO = pathlib.Path('/proc/cpuinfo')
 STATM = pathlib.Path('/proc/self/statm')
 ISA = {'amx_tile': 'AMX', 'avx512_fp16': 'AVX512_FP16', 'avx512_bf16': 'AVX512_BF16', 'avx512_vnni': 'AVX512_VNNI',
        'avx512f': 'AVX512', 'avx2': 'AVX2', 'avx': 'AVX', 'sse4_2': 'SSE4_2', 'sve2': 'SVE2', 'sve': 'SVE',
        'asimd': 'NEON'}
-"""Instruction sets by the flags in Linux's /proc/cpuinfo, the highest first."""
-_OF_THE_CPU = ('cpu_threads', 'cpu_model', 'cpu_isa', 'XLA_FLAGS', 'ONEDNN_MAX_CPU_ISA')
-"""Fields of `describe` that the bits on a CPU depend on. The number of cores is not among them."""
+"""Maps a flag in Linux's /proc/cpuinfo to the name of an instruction set, the highest first."""
+_CPU_FIELDS = ('cpu_threads', 'cpu_model', 'cpu_isa', 'XLA_FLAGS', 'ONEDNN_MAX_CPU_ISA')
+"""Fields of `describe` that change the bits of results on a CPU. The number of cores changes no bits."""
 
 
 def describe(device_kind: str = '') -> dict[str, Any]:
-  """Returns what the bits and the speed of a run depend on, as JSON values.
+  """Returns the properties of this machine that the bits and the speed of a run depend on, as JSON values.
 
-  Args:
-    device_kind: `jax.Device.device_kind` of the devices; '' = those of this process, which are initialized.
+  `device_kind` is that of the devices (`jax.Device`); '' = initialize the devices of this process, and use theirs.
   """
   return {'device_kind': device_kind or jax.devices()[0].device_kind, 'cpu_threads': cpu_threads(), 'cores': cores(),
           'cpu_model': cpu_model(), 'cpu_isa': cpu_isa(), 'XLA_FLAGS': os.environ.get('XLA_FLAGS', '').strip(),
@@ -49,20 +48,20 @@ def describe(device_kind: str = '') -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-  """Returns the differences between two results of `describe` that change bits: by field or package, (before, now).
+  """Returns the differences between two results of `describe` that change bits: (before, now) by field or package.
 
-  A field or package that one of them lacks does not count.
+  A field or package that is only in one of the two results does not count.
   """
   is_cpu = before.get('device_kind') == now.get('device_kind') == 'cpu'
-  names = ['device_kind', *(_OF_THE_CPU if is_cpu else ())]
-  pairs = {name: (before[name], now[name]) for name in names if name in before and name in now}
+  fields = ['device_kind', *(_CPU_FIELDS if is_cpu else ())]
+  pairs = {name: (before[name], now[name]) for name in fields if name in before and name in now}
   old, new = before.get('versions', {}), now.get('versions', {})
   pairs |= {name: (old[name], new[name]) for name in ('jax', 'jaxlib') if name in old and name in new}
   return {name: pair for name, pair in pairs.items() if _comparable(pair[0]) != _comparable(pair[1])}
 
 
 def _comparable(value: Any) -> Any:
-  """Returns the set of XLA flags in a text, without those that write files; a value that is no such text unchanged."""
+  """Returns the set of flags in a text of XLA flags, without flags that write files; any other value unchanged."""
   if isinstance(value, str) and value.startswith('--'):
     return frozenset(flag for flag in value.split() if not flag.startswith('--xla_dump'))
   return value
@@ -74,12 +73,12 @@ def cores() -> int:
 
 
 def cpu_threads() -> int:
-  """Returns the size of XLA's thread pool on CPUs; before a device is initialized, the size that it would have."""
+  """Returns the size of XLA's thread pool on CPUs; before a device is initialized, the size that the pool will have."""
   return running_threads() or given_threads()[1] or cores()
 
 
 def given_threads() -> tuple[str, int]:
-  """Returns the environment variable that sets the size of the pool, and its number; ('', 0) if none does."""
+  """Returns the environment variable that sets the size of the pool, and this size; ('', 0) if no variable does."""
   for name in POOL_VARIABLES:
     text = os.environ.get(name, '')
     if re.fullmatch(r'\s*[0-9]+\s*', text) and int(text):
@@ -97,18 +96,18 @@ def running_threads() -> int:
 
 
 def cpu_model() -> str:
-  """Returns the name of the processor; '' if it is not known."""
+  """Returns the name of the processor; '' if the name is not known."""
   return _processor('model name') or platform.processor()
 
 
 def cpu_isa() -> str:
-  """Returns the highest instruction set of the processor that changes how sums are rounded; '' if it is not known."""
+  """Returns the highest instruction set of `ISA` that the processor is known to have; '' if there is none."""
   flags = set((_processor('flags') or _processor('Features')).split())
   return next((name for flag, name in ISA.items() if flag in flags), '')
 
 
 def _processor(field: str) -> str:
-  """Returns a field of the first processor in /proc/cpuinfo, such as `model name`; '' if there is none."""
+  """Returns a field of the first processor in /proc/cpuinfo, such as `model name`; '' if there is no such field."""
   match = re.search(rf'^{field}\s*: *(.*)$', CPUINFO.read_text(), re.M) if CPUINFO.is_file() else None
   return match[1].strip() if match else ''
 
@@ -136,7 +135,7 @@ def commit() -> str:
 
 
 def _git(*words: str) -> str:
-  """Returns what a git command prints; '' if git is not installed or fails."""
+  """Returns the output of a git command; '' if git is not installed or fails."""
   try:
     process = subprocess.run(['git', '-C', str(ROOT), *words], capture_output=True, text=True, check=False, timeout=20)
   except (OSError, subprocess.TimeoutExpired):
@@ -150,7 +149,7 @@ def processor_s() -> float:
 
 
 def used_memory_gib() -> float | None:
-  """Returns the GiB in use on the first device, else those of this process; None = unknown. Initializes the devices."""
+  """Returns the GiB in use on the first device, else by this process; None = not known. Initializes the devices."""
   stats = jax.local_devices()[0].memory_stats() or {}
   if 'bytes_in_use' in stats:
     return stats['bytes_in_use'] / 2**30

@@ -1,10 +1,10 @@
 """Reads the record of a run, `metrics.jsonl`; `writer.py` describes its format.
 
-An entry is a row of metrics or an event. `read` returns all of them, for reports, summaries and replays. A record can
+An entry is a row of metrics or an event. `read` returns all entries, for reports, summaries and replays. A record can
 have millions of lines, so callers may limit the number of rows: of the rows of training metrics, of the events
 `goodput` and of the events `hosts`, only 1 in 2, 4, 8, … is then kept. Rows of evaluations and all other events are
-always complete. A run that starts again reads only the end: `read_end` returns the events of the start before, and
-`last_time_s` the time of the last line.
+always complete. A run that starts again reads only the end of its record: `read_end` returns the events of the previous
+start, and `last_time_s` the time of the last line.
 """
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from vit_jax.record import growing, storage
 
 FILE = 'metrics.jsonl'
 _LOWER_IS_BETTER = re.compile(r'(\w+_)?(nll|loss|ece)|alignment|uniformity')  # the last two: Wang and Isola 2020
-_RECORDS_OF_TIME = ('start', 'goodput')  # events that stay valid when their steps are lost
-_TRAINING_ROW = 'row'  # the kind of the rows of training metrics, beside the kinds of events
+_NEVER_LOST = ('start', 'goodput')  # events about time, which stay valid when their steps are lost
+_TRAINING_ROW = 'row'  # the kind of the rows of training metrics; the kind of an event is its name
 _BLOCK_BYTES = 2**18  # read at once from the end of a file
-_MOST_LINE_BYTES = 2**22  # a longer line counts as broken
+_MAX_LINE_BYTES = 2**22  # a longer line counts as broken
 
 Row = dict[str, float]
 Event = dict[str, object]
@@ -39,7 +39,7 @@ class Run(NamedTuple):
 
   rows: metrics by name, with `step` and `time_s`, in order.
   events: with `event` and `time_s`, in order.
-  lost_steps: number of updates that were lost, over all resumes.
+  lost_steps: number of steps that were lost, over all resumes.
   num_broken: number of lines that could not be read.
   stride: 1 in `stride` rows of training metrics was kept; 1 = all were.
   """
@@ -62,7 +62,7 @@ def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
 
   Args:
     path: of the directory or the file.
-    most_rows: keep between one and two times as many rows of training metrics, if there are more; 0 = keep all.
+    most_rows: of longer records, keep between one and two times as many rows of training metrics; 0 = keep all.
 
   Raises:
     FileNotFoundError: the file does not exist.
@@ -72,7 +72,7 @@ def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
   path = path if path.endswith('.jsonl') else os.path.join(path, FILE)
   try:
     with growing.open_file(path) as lines:
-      return _collect(iter(lambda: lines.readline(_MOST_LINE_BYTES), b''), most_rows)
+      return _collect(iter(lambda: lines.readline(_MAX_LINE_BYTES), b''), most_rows)
   except FileNotFoundError:
     raise
   except OSError as error:
@@ -80,11 +80,11 @@ def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
 
 
 def read_end(path: storage.PathLike, *, since: int) -> list[Event]:
-  """Returns the last events of a record: those after step `since`, and back to the last `goodput` up to that step.
+  """Returns the last events of a record, back to the last `goodput` whose step is not after `since`, or to a `start`.
 
-  The first event is the last `start`; it has no fields if so far was not read. Raises the same errors as `read`.
+  The list begins with a `start`: without fields, if the last one is further back. Raises the same errors as `read`.
   """
-  events: list[Event] = []  # the last one first
+  events: list[Event] = []  # the last event first
   for entry in _entries_backwards(os.path.join(os.fspath(path), FILE)):
     if 'event' in entry:
       events.append(entry)
@@ -112,7 +112,7 @@ def _entries_backwards(path: str) -> Iterator[Event]:
     while end:
       start = max(0, end - _BLOCK_BYTES)
       file.seek(start)
-      end_of_line = first_line if len(first_line) < _MOST_LINE_BYTES else b''  # the block before has its beginning
+      end_of_line = first_line if len(first_line) < _MAX_LINE_BYTES else b''  # of a line that begins in this block
       first_line, *lines = (file.read(end - start) + end_of_line).split(b'\n')
       yield from filter(None, map(_parse, reversed(lines)))
       end = start
@@ -121,15 +121,15 @@ def _entries_backwards(path: str) -> Iterator[Event]:
 
 
 class _Kept(NamedTuple):
-  """An entry that is kept; `number` counts the entries of its kind, and is -1 if this one is never left out."""
+  """An entry that is kept; `number` counts the entries of its kind, and is -1 if this entry is never left out."""
   entry: Event
   number: int
 
 
 def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
-  """Returns the entries of a record: of some kinds (`_kind`) every `stride`-th one, and the last one of each start."""
+  """Returns the entries of a record: of a `_thinned_kind` only each `stride`-th one, and the last one of each start."""
   kept: list[_Kept] = []
-  num_of_kind = collections.Counter[str]()
+  num_by_kind = collections.Counter[str]()
   left_out: dict[str, Event] = {}  # by kind: the last entry, if it was left out
   num_broken, lost_steps, stride = 0, 0, 1
   for line in filter(bytes.strip, lines):  # not empty
@@ -140,19 +140,16 @@ def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
     if entry.get('event') == 'start':
       kept += [_Kept(last, -1) for last in left_out.values()]
       left_out.clear()
-      resumed_from = _to_step(entry.get('resumed_from'))
-      first = resumed_from or 0
-      lost = [_to_step(earlier['step']) or 0 for earlier, _ in kept if _is_lost(earlier, resumed_from)]
-      lost_steps += max(lost, default=first) - first
-      kept = [earlier for earlier in kept if not _is_lost(earlier.entry, resumed_from)]
-    kind = _kind(entry) if most_rows else ''
+      kept, num_lost = _drop_lost(kept, _to_step(entry.get('resumed_from')))
+      lost_steps += num_lost
+    kind = _thinned_kind(entry) if most_rows else ''
     if 'event' not in entry:
       entry = dict(_to_row(entry))
     if not kind:
       kept.append(_Kept(entry, -1))
       continue
-    number = num_of_kind[kind]
-    num_of_kind[kind] += 1
+    number = num_by_kind[kind]
+    num_by_kind[kind] += 1
     if number % stride:
       left_out[kind] = entry
       continue
@@ -166,8 +163,15 @@ def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
   return Run(rows, [entry for entry in entries if 'event' in entry], lost_steps, num_broken, stride)
 
 
-def _kind(entry: Event) -> str:
-  """Returns the kind of an entry of which some may be left out: `goodput`, `hosts` or `_TRAINING_ROW`; else ''."""
+def _drop_lost(kept: list[_Kept], resumed_from: int | None) -> tuple[list[_Kept], int]:
+  """Returns the entries that a start from step `resumed_from` does not lose, and the number of lost steps."""
+  first = resumed_from or 0
+  lost = [_to_step(entry['step']) or 0 for entry, _ in kept if _is_lost(entry, resumed_from)]
+  return [each for each in kept if not _is_lost(each.entry, resumed_from)], max(lost, default=first) - first
+
+
+def _thinned_kind(entry: Event) -> str:
+  """Returns the kind of an entry if such entries may be left out: `goodput`, `hosts` or `_TRAINING_ROW`; else ''."""
   if 'event' in entry:
     return str(entry['event']) if entry['event'] in ('goodput', 'hosts') else ''
   is_training = all(name.startswith('train/') or name in ('step', 'time_s') for name in entry)
@@ -175,7 +179,7 @@ def _kind(entry: Event) -> str:
 
 
 def _parse(line: bytes) -> Event | None:
-  """Returns the row or event of a line; None if the line is broken or is neither."""
+  """Returns the row or event of a line; None if the line is broken, or is neither a row nor an event."""
   try:
     entry = documents.parse(line.decode('utf-8', errors='replace'), nan=True)
   except ValueError:
@@ -192,14 +196,14 @@ def _to_step(value: object) -> int | None:
 
 def _is_lost(entry: Event, resumed_from: int | None) -> bool:
   """Returns whether a start from step `resumed_from` (None = from the beginning) loses an earlier entry."""
-  if entry.get('event') in _RECORDS_OF_TIME:
+  if entry.get('event') in _NEVER_LOST:
     return False
   step = _to_step(entry.get('step'))
   return step is not None and (resumed_from is None or step > resumed_from)
 
 
 def _to_row(entry: Event) -> Row:
-  """Returns the fields of an entry that are numbers, or text of one such as 'nan'."""
+  """Returns the fields of an entry that are numbers, or texts such as 'nan'."""
   row = {}
   for name, value in entry.items():
     try:

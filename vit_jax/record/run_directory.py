@@ -1,15 +1,15 @@
 """The run directory: one run writes to it, and its small files are replaced atomically.
 
-A job that writes a run enters `hold` before anything else. It locks the file `.lock`, which keeps a second process of
-this host out. Where other hosts can write to the directory, locks do not suffice: there, the run that was started last
-owns it (`Owner`). At its start, a run writes a random token into `owner.json`:
+A job that writes a run enters `hold` before anything else. `hold` locks the file `.lock`, so that no second process of
+this host uses the directory. Where other hosts can write to the directory, locks do not suffice: there, the run that
+was started last owns the directory (`Owner`). At its start, a run writes a random token into `owner.json`:
 
   {"host": "node3", "pid": 4711, "token": "5e0c…"}
 
-It reads the file again (`check_owned`) before it writes a part of its record, a small file, or the commit of a
+The run reads the file again (`check_owned`) before it writes a part of its record, a small file, or the commit of a
 checkpoint. If there is another token, the run was replaced: it writes nothing more and ends with status 2, so that
 launchers do not start it again. The check and the write are two operations, so one write can still follow the
-replacement. The arrays of a checkpoint are written without a check, as they are not used without the commit.
+replacement. The arrays of a checkpoint are written without a check, as nothing reads them without the commit.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pathlib
 import re
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 import jax
@@ -35,11 +35,11 @@ LOCK_FILE, CONFIG, PAGE, OWNER_FILE = '.lock', 'config.json', 'report.html', 'ow
 _WRITTEN = (CONFIG, PAGE, OWNER_FILE, 'metrics.jsonl', 'final.json', 'paused_*.json', 'evaluate.json',
             'predictions.npz', 'weights.json', 'init.json', 'trackers.json', 'frozen_features.json',
             'plan.json', 'checkpoints', 'damaged', 'features', 'figures', 'probes')
-"""Names of the files and folders that a run writes, or moves, in its directory; patterns of `fnmatch`."""
+"""Names of the files and folders that a run writes or moves in its directory, as patterns of `fnmatch`."""
 _OURS = {LOCK_FILE: rb'[0-9]+$', CONFIG: rb'\s*{\s*"type": "Config"', 'metrics.jsonl': rb'{"(event|step)": ',
          'final.json': rb'{\s*"step": \d+,\s*"starts": ', 'evaluate.json': rb'{\s*"step": \d+,\s*"evaluation": ',
          'checkpoints/*/meta/metadata': rb'{"body": ', f'features/{"[0-9a-f]" * 16}': b''}
-"""Files, and a pattern of how each begins: a directory with one of them was written by this program."""
+"""Maps the path of a file to a pattern of its first bytes: this program wrote a directory with one such file."""
 _owners: dict[str, Owner] = {}  # of this process, by run directory
 
 
@@ -63,10 +63,9 @@ def hold(workdir: storage.PathLike) -> Iterator[None]:
 def locked(workdir: storage.PathLike) -> Iterator[None]:
   """Creates and locks a local run directory. The system releases the lock when the process ends, however it ends.
 
-  A new directory is removed again if the run ends with a `UserError` and `holds_nothing`.
+  A new directory is removed again if the run ends with a `UserError` and has written nothing (`holds_nothing`).
 
-  Raises:
-    UserError: another process holds the lock, or the directory is not writable or has files of another program.
+  Raises UserError if another process holds the lock, or the directory is not writable or has files of another program.
   """
   check_ours(workdir)
   folder = pathlib.Path(workdir)
@@ -84,18 +83,23 @@ def locked(workdir: storage.PathLike) -> Iterator[None]:
     raise
   except UserError:
     if created and holds_nothing(folder):
-      with contextlib.suppress(OSError):  # another run uses the directory, or a person has put something into it
-        for path in folder.iterdir():
-          if path.is_dir():
-            path.rmdir()
-          else:
-            path.unlink()
-        for path in created:
-          path.rmdir()
+      with contextlib.suppress(OSError):  # another run uses the directory, or a person has put a file into it
+        _remove_new(folder, created)
     raise
   finally:
     with contextlib.suppress(OSError):  # on a mounted bucket, another host has written the file
       file.close()
+
+
+def _remove_new(folder: pathlib.Path, created: Iterable[pathlib.Path]) -> None:
+  """Removes the files and the empty folders in a run directory, then the directories that its run has created."""
+  for path in folder.iterdir():
+    if path.is_dir():
+      path.rmdir()
+    else:
+      path.unlink()
+  for path in created:
+    path.rmdir()
 
 
 def _lock(file: IO[str], folder: pathlib.Path) -> None:
@@ -121,16 +125,15 @@ class Replaced(UserError):
 
 
 class Owner:
-  """Owns a run directory from its start on: writes `owner.json`. Inside the context, `owner_of` returns it.
+  """The ownership of a run directory: writes `owner.json` when it is made. Inside the context, `owner_of` returns it.
 
-  Raises:
-    UserError: the directory is not writable.
-    TemporaryError: the storage still fails after `failures.patience()`.
+  Raises UserError if the directory is not writable, and TemporaryError as `check`.
   """
 
   def __init__(self, workdir: storage.PathLike) -> None:
     self._workdir = storage.open_path(workdir)
-    self._path, self._token, self._replaced = self._workdir / OWNER_FILE, uuid.uuid4().hex, ''
+    self._path, self._token = self._workdir / OWNER_FILE, uuid.uuid4().hex
+    self._replaced_message = ''  # the error message once a check has found that the run was replaced
     content = json.dumps({'host': socket.gethostname(), 'pid': os.getpid(), 'token': self._token}).encode()
     failures.stored(lambda: storage.write_bytes(self._path, content), f'--workdir={workdir}')
 
@@ -144,24 +147,24 @@ class Owner:
   @property
   def is_replaced(self) -> bool:
     """Whether a check has found that another run owns the directory."""
-    return bool(self._replaced)
+    return bool(self._replaced_message)
 
   def check_once(self) -> None:
-    """Checks as `check`, but raises errors of the storage as they are, at once."""
-    if not self._replaced:
+    """Checks as `check`, but raises errors of the storage unchanged, at once."""
+    if not self._replaced_message:
       storage.refresh(self._path)
       owner = _read_owner(self._path)
       if owner.get('token') == self._token:
         return
       other = f'process {owner["pid"]} on {owner["host"]}' if {'pid', 'host'} <= owner.keys() else 'another one'
-      self._replaced = (
+      self._replaced_message = (
           f'--workdir={self._workdir}: expected this run, process {os.getpid()} on {socket.gethostname()}, to remain '
           f'the only one in its directory, got {other}, which was started later. This one writes nothing more. '
           'Let the other one continue, or stop it and run the same command again.')
-    raise Replaced(self._replaced)
+    raise Replaced(self._replaced_message)
 
   def check(self) -> None:
-    """Reads `owner.json`, and checks that it has the token of this run.
+    """Reads `owner.json`, and checks that the file has the token of this run.
 
     Raises:
       Replaced: another run owns the directory.
@@ -172,17 +175,19 @@ class Owner:
 
 
 def _read_owner(path: storage.PathLike) -> dict[str, Any]:
-  """Returns the content of `owner.json`; {} if there is no such file, or it is not one that a run writes."""
-  with contextlib.suppress(FileNotFoundError):
+  """Returns the content of `owner.json`; {} if there is no such file, or the content is not a JSON object."""
+  try:
     text = storage.read_text(path)
-    with contextlib.suppress(ValueError):
-      content = documents.parse(text)
-      return content if isinstance(content, dict) else {}
+  except FileNotFoundError:
+    return {}
+  with contextlib.suppress(ValueError):
+    content = documents.parse(text)
+    return content if isinstance(content, dict) else {}
   return {}
 
 
 def owner_of(path: storage.PathLike) -> Owner | None:
-  """Returns the `Owner` in this process of the run directory that a path is in; None if there is none."""
+  """Returns the `Owner` that this process has for the run directory around a path; None if there is no `Owner`."""
   text = os.fspath(path)
   text = os.path.abspath(text) if storage.is_local(text) else text.rstrip('/')
   for folder, owner in list(_owners.items()):
@@ -192,10 +197,7 @@ def owner_of(path: storage.PathLike) -> Owner | None:
 
 
 def check_owned(path: storage.PathLike) -> None:
-  """Checks before a write that the run directory of the path was not taken over; does nothing if it has no `Owner`.
-
-  Raises: as `Owner.check`.
-  """
+  """Calls `Owner.check` for the run directory of a path, before a write; does nothing if there is no `Owner`."""
   if owner := owner_of(path):
     owner.check()
 
@@ -209,32 +211,29 @@ def holds_nothing(workdir: storage.PathLike) -> bool:
 
 
 def check_ours(workdir: storage.PathLike, setting: str = '--workdir') -> None:
-  """Checks that a local directory is new, or one that this program wrote, before anything is written there.
+  """Raises UserError if a local directory has files with names that a run writes, which this program did not write."""
+  foreign = _find_foreign(pathlib.Path(workdir)) if storage.is_local(workdir) else None
+  if foreign:
+    raise UserError(f'{setting}={workdir}: expected a new directory or one that this program wrote, got one with '
+                    f'another {foreign.name}. Move that away, or choose another directory.')
 
-  Raises:
-    UserError: it has files with names that a run writes, which this program did not write.
-  """
-  if not storage.is_local(workdir):
-    return
-  folder = pathlib.Path(workdir)
+
+def _find_foreign(folder: pathlib.Path) -> pathlib.Path | None:
+  """Returns a path at which a run would write, and where another program has written; None if there is no such path."""
   lock, config = folder / LOCK_FILE, folder / CONFIG
   ours = {path for name, pattern in _OURS.items() for path in folder.glob(name)
           if re.match(pattern, _first_bytes(path)) and not path.is_symlink()}
   if lock in ours:
-    return
+    return None
   if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file() or _first_bytes(lock)):
-    foreign = lock
-  elif os.path.lexists(config) and config not in ours:
-    foreign = config
-  else:
-    names = sorted(os.listdir(folder)) if folder.is_dir() and not ours else []  # with broken links, unlike `glob`
-    written = [folder / name for pattern in _WRITTEN for name in fnmatch.filter(names, pattern)]
-    others = [path for path in written if not files.is_vacant(path)]
-    if not others:
-      return
-    foreign = others[0]
-  raise UserError(f'{setting}={workdir}: expected a new directory or one that this program wrote, got one with another '
-                  f'{foreign.name}. Move that away, or choose another directory.')
+    return lock
+  if os.path.lexists(config) and config not in ours:
+    return config
+  if ours or not folder.is_dir():
+    return None
+  names = sorted(os.listdir(folder))  # with broken links, unlike `glob`
+  written = [folder / name for pattern in _WRITTEN for name in fnmatch.filter(names, pattern)]
+  return next((path for path in written if not files.is_vacant(path)), None)
 
 
 def _first_bytes(path: pathlib.Path) -> bytes:
@@ -250,7 +249,7 @@ def default_name(name: str) -> str:
 
 
 def paused_file(until: str) -> str:
-  """Returns the file with the results of a run that paused after a part of its length: '25 %' -> 'paused_25%.json'."""
+  """Returns the file name for the results of a run that pauses after a part of its length: 'paused_25%.json'."""
   return f'paused_{until.replace(" ", "")}.json'
 
 

@@ -1,14 +1,14 @@
 """Storage of run directories: a folder on this machine, or object storage, `gs://BUCKET/PATH`, by `etils.epath`.
 
-Every module that reads or writes a run uses this one. `open_path` checks an address and returns its path, of `pathlib`
+Every module that reads or writes a run uses this module. `open_path` checks an address and returns a path of `pathlib`
 or of `epath`; both have the same methods.
 
-Object storage writes whole objects atomically, and cannot append, rename or lock. Mounts of it as a folder (gcsfuse,
-s3fs, Mountpoint, blobfuse) upload a file when it is closed or synced: a file that stays open is lost with the host, and
-each sync uploads the whole file again. `can_append` is false for both; `growing.py` writes files that grow there. Where
-other hosts can write (`is_shared`), file locks do not suffice, as they hold for one host or one mount. The type of the
-file system in the kernel's table of mounts decides both, so a person who mounts a bucket has nothing to set. Without a
-table (on other systems than Linux), every path counts as one on a local disk.
+Object storage writes whole objects atomically, and cannot append, rename or lock. Buckets that are mounted as a folder
+(gcsfuse, s3fs, Mountpoint, blobfuse) upload a file when it is closed or synced: a file that stays open is lost with the
+host, and each sync uploads the whole file again. `can_append` is false for buckets and their mounts, where `growing.py`
+writes files that grow. Where other hosts can write (`is_shared`), file locks do not suffice, as they hold for one host
+or one mount. `can_append` and `is_shared` depend on the type of the file system in the kernel's table of mounts, so a
+person who mounts a bucket has nothing to set. On systems without this table, every path counts as on a local disk.
 """
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 REMOTE = 'gs://'
 MOUNTS = '/proc/self/mountinfo'  # lines such as '27 1 8:1 / /home rw shared:1 - ext4 /dev/vda rw' (proc(5) of Linux)
-_PACKAGES = ('gcsfs', 'tensorflow')  # `epath` needs one of them for Google Cloud Storage
+_PACKAGES = ('gcsfs', 'tensorflow')  # `epath` needs one of these packages for Google Cloud Storage
 _NETWORK = ('nfs', 'nfs4', 'lustre', 'ceph', 'gpfs', 'beegfs', 'glusterfs', 'cifs', 'smb3', 'wekafs', 'panfs', 'pvfs2',
             'afs', 'ocfs2', 'gfs2', '9p', 'virtiofs', 'vboxsf')
 _LOCAL_FUSE = ('fuseblk', 'fuse.fuse-overlayfs', 'fuse.mergerfs', 'fuse.bindfs', 'fuse.gocryptfs', 'fuse.encfs')
-_ESCAPE = re.compile(r'\\([0-7]{3})')  # of a space and the like in the table of mounts, such as '\040'
+_ESCAPE = re.compile(r'\\([0-7]{3})')  # an escaped character in the table of mounts, such as '\040' for a space
 
 
 class UnknownHome(UserError):
@@ -51,26 +51,26 @@ def is_local(path: PathLike) -> bool:
 
 def is_shared(path: PathLike) -> bool:
   """Returns whether other hosts may write to the storage of a path."""
-  return not is_local(path) or (kind := file_system(path)) in _NETWORK or _is_bucket(kind)
+  if not is_local(path):
+    return True
+  file_system_type = file_system(path)
+  return file_system_type in _NETWORK or _is_bucket(file_system_type)
 
 
 def can_append(path: PathLike) -> bool:
-  """Returns whether bytes that are appended to an open file are kept: a path is not in a bucket or a mount of one."""
+  """Returns whether a process can append to a file at this path: it is not in a bucket or the mount of a bucket."""
   return is_local(path) and not _is_bucket(file_system(path))
 
 
-def _is_bucket(kind: str) -> bool:
+def _is_bucket(file_system_type: str) -> bool:
   """Returns whether a file system may be a mount of object storage: any FUSE that is not known to be local."""
-  return kind.startswith('fuse') and kind not in _LOCAL_FUSE
+  return file_system_type.startswith('fuse') and file_system_type not in _LOCAL_FUSE
 
 
 def file_system(path: PathLike) -> str:
-  """Returns the type of the file system of a path, such as `ext4`, `nfs4` or `fuse.gcsfuse`; '' if it is not known.
-
-  The path need not exist.
-  """
-  resolved, kind = os.path.realpath(path), ''
-  longest = -1  # the length of the deepest folder with a mount that the path is in
+  """Returns the type of the file system of a path, which need not exist, such as `fuse.gcsfuse`; '' = not known."""
+  resolved = os.path.realpath(path)
+  file_system_type, longest = '', -1  # of the deepest mount that the path is in: its type, the length of its folder
   try:
     with open(MOUNTS, encoding='utf-8', errors='surrogateescape') as file:
       lines = file.read().splitlines()
@@ -84,15 +84,14 @@ def file_system(path: PathLike) -> str:
     folder = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields[4])
     is_inside = resolved == folder or resolved.startswith(folder.rstrip('/') + '/')
     if is_inside and len(folder) >= longest:  # the last of several mounts of one folder covers the others
-      longest, kind = len(folder), right.split(' ')[0]
-  return kind
+      file_system_type, longest = right.split(' ')[0], len(folder)
+  return file_system_type
 
 
 def expand_home(path: PathLike, setting: str = 'path') -> str:
   """Returns a path with the home directory in place of `~` or `~NAME` at its start.
 
-  Raises:
-    UnknownHome: there is no such home directory, nor a file or folder that is called `~NAME`; names the setting.
+  Raises UnknownHome if there is no such home directory, nor a file or folder with the name `~NAME`.
   """
   text = os.path.expanduser(os.fspath(path))
   if text.startswith('~') and not os.path.lexists(text.partition('/')[0]):
@@ -139,7 +138,7 @@ def write_bytes(path: PathLike, content: bytes) -> None:
 
 
 def encode(text: str) -> bytes:
-  """Returns a text as UTF-8. Names of files may have other bytes, which become `\\udcNN`, as in JSON."""
+  """Returns a text as UTF-8. Bytes of file names that are not UTF-8 become `\\udcNN`, as in JSON."""
   return text.encode(errors='backslashreplace')
 
 
@@ -153,7 +152,7 @@ def read_text(path: PathLike) -> str:
 
 @contextlib.contextmanager
 def local(path: PathLike) -> Iterator[pathlib.Path]:
-  """Yields a local path of a file: the file itself, or of object storage a copy for the time inside."""
+  """Yields a local path of a file: that of the file, or in object storage that of a copy for the time inside."""
   opened = open_path(path)
   if isinstance(opened, pathlib.Path):
     yield opened
@@ -169,9 +168,9 @@ def move(source: PathLike, target: PathLike) -> None:
   old, new = open_path(source), open_path(target)
   if isinstance(old, pathlib.Path):
     files.publish(old, pathlib.Path(new))
-    return
-  copy(old, new)
-  old.rmtree()
+  else:
+    copy(old, new)
+    old.rmtree()
 
 
 def copy(source: PathLike, target: PathLike) -> None:

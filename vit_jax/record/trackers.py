@@ -1,8 +1,8 @@
 """Trackers send the metrics of a run to other programs: TensorBoard, Weights & Biases and MLflow.
 
-`jobs/trackers.py` makes a tracker for each one that the config names, inside a `Guarded`, so that its errors and its
-slowness do not disturb the run. `writer.py` passes every row on to the trackers and closes them. Hooks pass images and
-histograms (`Writer.show`). The package of a tracker is imported when the tracker is made.
+`jobs/trackers.py` makes the trackers that the config names, each inside a `Guarded`, so that an error or a slow server
+of a tracker does not disturb the run. `writer.py` passes every row to the trackers, and closes them. Hooks pass images
+and histograms (`Writer.show`). The package of a tracker is imported when the tracker is made.
 """
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from vit_jax.core import failures
 from vit_jax.core.types import Array, HostArray
 
 log = logging.getLogger('vit_jax.record')
-WAITING = 10_000  # calls that may wait for a slow tracker
-CLOSE_S = 60.     # for which the end of a run waits for a slow tracker
-MOST_BYTES = 2**23  # of an event file of TensorBoard; object storage gets a complete one only once
+MAX_WAITING = 10_000  # calls that may wait for a slow tracker
+CLOSE_S = 60.         # for which the end of a run waits for a slow tracker
+MAX_BYTES = 2**23     # of an event file of TensorBoard; a complete file is uploaded to object storage only once
 Status = Literal['done', 'stopped', 'failed']
 """How a start of a run ended: after its last step, by a signal to stop, or by an error."""
 _EVENT_FILE = re.compile(r'events\.out\.tfevents\.(\d{1,12})\.', re.ASCII)  # 'events.out.tfevents.1700000000.host.7'
 
 
 class Histogram(NamedTuple):
-  """The number of values in each of n bins, `counts [n]`, with `edges [n + 1]` and sums of the values and squares."""
+  """The number of values in each of n bins, `counts [n]`, with `edges [n + 1]`, and sums of the values and squares."""
   counts: HostArray | Array
   edges: HostArray | Array
   sum: HostArray | Array
@@ -51,7 +51,7 @@ class Tracker(Protocol):
     """Adds histograms by name; a tracker without histograms does nothing."""
 
   def close(self, status: Status) -> None:
-    """Sends everything that was not sent yet, and ends the run of the tracker with this status."""
+    """Sends all values that were not sent yet, and ends the run of the tracker with this status."""
 
 
 class Guarded:
@@ -65,7 +65,7 @@ class Guarded:
 
   def __init__(self, name: str, make: Callable[[], Tracker], *, background: bool) -> None:
     self._name, self._make, self._has_failed = name, functools.cache(make), False
-    self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(WAITING)  # None ends the thread
+    self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(MAX_WAITING)  # None ends the thread
     self._thread = threading.Thread(target=self._work, name=name, daemon=True) if background else None
     if self._thread:
       self._thread.start()
@@ -77,7 +77,7 @@ class Guarded:
       try:
         self._calls.put_nowait(call)
       except queue.Full:
-        self._warn(f'{WAITING:,} calls that wait')
+        self._disable(f'{MAX_WAITING:,} calls that wait')
     else:
       self._call(call)
 
@@ -89,7 +89,7 @@ class Guarded:
         self._calls.put_nowait(None)
       self._thread.join(CLOSE_S)
       if self._thread.is_alive():
-        self._warn(f'no end within {CLOSE_S:.0f} s')
+        self._disable(f'no end within {CLOSE_S:.0f} s')
 
   def _work(self) -> None:
     """Makes the calls of the queue, in the thread."""
@@ -102,18 +102,18 @@ class Guarded:
     try:
       call(self._make())
     except (Exception, SystemExit) as error:  # the code of other packages may raise anything
-      self._warn(failures.typed_line(error))
+      self._disable(failures.typed_line(error))
 
-  def _warn(self, got: str) -> None:
+  def _disable(self, got: str) -> None:
     self._has_failed = True
     log.warning('%s: expected a tracker that takes the metrics, got %s. The run continues without it; metrics.jsonl '
                 'has all values.', self._name, got)
 
 
 class TensorBoard:
-  """Writes event files, at least one for each start of a run; everything is on disk after each call.
+  """Writes event files, at least one for each start of a run; all values are in the file after each call.
 
-  It does not use the thread of tensorboardX, which ends when the disk is full, and then makes the run wait forever.
+  The class does not use the thread of tensorboardX, which ends when the disk is full: the run would then wait forever.
 
   Args:
     folder: an existing folder for the files.
@@ -124,18 +124,19 @@ class TensorBoard:
   def __init__(self, folder: str, resumed_from: int | None) -> None:
     from tensorboardX import record_writer, summary
     from tensorboardX.proto import event_pb2
-    logging.getLogger('tensorboardX').setLevel(logging.ERROR)  # it warns of each value that is not finite
-    self._open, self._summary, self._pb, self._folder = record_writer.RecordWriter, summary, event_pb2, folder
-    self._begin()
+    logging.getLogger('tensorboardX').setLevel(logging.ERROR)  # its warnings name each value that is not finite
+    self._open, self._summary, self._messages, self._folder = record_writer.RecordWriter, summary, event_pb2, folder
+    self._begin_file()
     if resumed_from is not None:
-      self._add(step=resumed_from + 1, session_log=self._pb.SessionLog(status=self._pb.SessionLog.START))
+      log_type = self._messages.SessionLog
+      self._add(step=resumed_from + 1, session_log=log_type(status=log_type.START))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    self._show(step, [self._summary.scalar(name, value) for name, value in values.items()])
+    self._add_summaries(step, [self._summary.scalar(name, value) for name, value in values.items()])
 
   def images(self, step: int, values: Mapping[str, HostArray]) -> None:
-    self._show(step, [self._summary.image(f'{name}/{number}', image, dataformats='HWC')
-                      for name, images in values.items() for number, image in enumerate(images)])
+    self._add_summaries(step, [self._summary.image(f'{name}/{i}', image, dataformats='HWC')
+                               for name, images in values.items() for i, image in enumerate(images)])
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
     summaries = []
@@ -144,32 +145,32 @@ class TensorBoard:
           name, min=float(bins.edges[0]), max=float(bins.edges[-1]), num=float(bins.counts.sum()), sum=float(bins.sum),
           sum_squares=float(bins.sum_squares), bucket_limits=bins.edges[1:].tolist(),
           bucket_counts=bins.counts.tolist()))
-    self._show(step, summaries)
+    self._add_summaries(step, summaries)
 
   def close(self, status: Status = 'done') -> None:
     del status
     self._file.close()
 
-  def _begin(self) -> None:
+  def _begin_file(self) -> None:
     """Opens the next file. TensorBoard reads files in the order of the number, which is the time if possible."""
     numbers = [int(match[1]) for name in os.listdir(self._folder) if (match := _EVENT_FILE.match(name))]
     number = max([round(time.time()), *(earlier + 1 for earlier in numbers)])
-    name = f'events.out.tfevents.{number}.{socket.gethostname()}.{time.time_ns()}'  # unique, as a bucket has others
+    name = f'events.out.tfevents.{number}.{socket.gethostname()}.{time.time_ns()}'  # unique in a bucket, too
     self._file, self._num_bytes = self._open(os.path.join(self._folder, name)), 0
     self._add(file_version='brain.Event:2')
 
-  def _show(self, step: int, summaries: list[Any]) -> None:
+  def _add_summaries(self, step: int, summaries: list[Any]) -> None:
     for summary in summaries:
       self._add(step=step, summary=summary)
     self._file.flush()
 
   def _add(self, **fields: Any) -> None:
-    content = self._pb.Event(wall_time=time.time(), **fields).SerializeToString()
+    content = self._messages.Event(wall_time=time.time(), **fields).SerializeToString()
     self._file.write(content)
-    self._num_bytes += len(content) + 16  # a length of 8 bytes and two checksums of 4
-    if self._num_bytes > MOST_BYTES:
+    self._num_bytes += len(content) + 16  # with a length of 8 bytes and two checksums of 4 bytes
+    if self._num_bytes > MAX_BYTES:
       self._file.close()
-      self._begin()
+      self._begin_file()
 
 
 def tensorboard(folder: str, resumed_from: int | None) -> Guarded:
@@ -178,13 +179,12 @@ def tensorboard(folder: str, resumed_from: int | None) -> Guarded:
 
 
 class WeightsAndBiases:
-  """Sends metrics to a run of Weights & Biases; with `$WANDB_MODE=offline` to files, which `wandb sync` sends later.
+  """Sends metrics to a run of Weights & Biases. With `$WANDB_MODE=offline`, wandb writes files for `wandb sync`.
 
   `step` is one of the metrics, because a resumed run may repeat steps, and wandb's own step cannot decrease.
 
   Args:
     project: PROJECT or ENTITY/PROJECT.
-    name: of the run.
     run_id: letters and digits, the same at every start of a run, so that wandb resumes its run.
     folder: for the files of wandb.
     settings: of the run, by dotted name.
@@ -218,7 +218,6 @@ class MLflow:
 
   Args:
     experiment: its name; it is created if it does not exist.
-    name: of the run.
     run_id: of an earlier start, which is resumed; '' = a new run.
     remember: is called with the id of a new run, and stores it for the next start.
     settings: of the run, by dotted name.
@@ -227,34 +226,34 @@ class MLflow:
   def __init__(self, experiment: str, *, name: str, run_id: str, remember: Callable[[str], object],
                settings: Mapping[str, str]) -> None:
     from mlflow import entities, tracking
-    logging.getLogger('mlflow').setLevel(logging.WARNING)  # it reports every table of its database
-    self._client, self._metric, self._id = tracking.MlflowClient(), entities.Metric, run_id
+    logging.getLogger('mlflow').setLevel(logging.WARNING)  # mlflow logs every table of its database
+    self._client, self._metric, self._run_id = tracking.MlflowClient(), entities.Metric, run_id
     if run_id:
       self._client.update_run(run_id, status='RUNNING')
       return
-    known = self._client.get_experiment_by_name(experiment)
-    experiment_id = known.experiment_id if known else self._client.create_experiment(experiment)
-    self._id = self._client.create_run(experiment_id, run_name=name).info.run_id
-    remember(self._id)
-    params = [entities.Param(key, value[:500]) for key, value in settings.items()]  # a length that every store takes
-    for first in range(0, len(params), 100):  # as many as one request may have
-      self._client.log_batch(self._id, params=params[first:first + 100])
+    existing = self._client.get_experiment_by_name(experiment)
+    experiment_id = existing.experiment_id if existing else self._client.create_experiment(experiment)
+    self._run_id = self._client.create_run(experiment_id, run_name=name).info.run_id
+    remember(self._run_id)
+    params = [entities.Param(key, value[:500]) for key, value in settings.items()]  # a length that every store accepts
+    for first in range(0, len(params), 100):  # the maximum number in a request
+      self._client.log_batch(self._run_id, params=params[first:first + 100])
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     now_ms = int(1000 * time.time())
-    self._client.log_batch(self._id, metrics=[
+    self._client.log_batch(self._run_id, metrics=[
         self._metric(_mlflow_name(name), value, now_ms, step) for name, value in values.items()])
 
   def images(self, step: int, values: Mapping[str, HostArray]) -> None:
     for name, images in values.items():
-      for number, image in enumerate(images):
-        self._client.log_image(self._id, image, key=f'{_mlflow_name(name)}/{number}', step=step)
+      for i, image in enumerate(images):
+        self._client.log_image(self._run_id, image, key=f'{_mlflow_name(name)}/{i}', step=step)
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
     """Does nothing: MLflow has no histograms."""
 
   def close(self, status: Status) -> None:
-    self._client.set_terminated(self._id, {'done': 'FINISHED', 'stopped': 'KILLED', 'failed': 'FAILED'}[status])
+    self._client.set_terminated(self._run_id, {'done': 'FINISHED', 'stopped': 'KILLED', 'failed': 'FAILED'}[status])
 
 
 def _mlflow_name(name: str) -> str:

@@ -52,7 +52,7 @@ def check(record: Record, *, is_shipped: bool, allow_code: bool) -> None:
   allowed_jobs = SHIPPED_JOBS if is_shipped else JOBS
   problems = []
   for line, words in zip(record.command, record.words(), strict=True):
-    words = console.take(words)[0]  # -q and -v may stand before the job
+    words = console.split_switches(words)[0]  # -q and -v may stand before the job
     job = job_of(words)
     if job not in allowed_jobs or line.split()[0] != 'vit-jax':
       shown = documents.describe(job)

@@ -138,7 +138,7 @@ def _without_workdir(words: Sequence[str]) -> list[str]:
 
   Raises UserError if no argument is left, because the result was not made by the command line.
   """
-  words, _ = console.take(words)
+  words, _ = console.split_switches(words)
   flags = ('--workdir', '-workdir')
   kept = [word for previous, word in zip(['', *words], words, strict=False)
           if previous not in flags and word not in flags and not word.lstrip('-').startswith('workdir=')]

@@ -1,12 +1,12 @@
 """Reads and verifies the checkpoints of a run directory; never writes, moves or removes files.
 
-`checkpoint.py` resumes a run with a `Reader`. The jobs that use a run (evaluate, average) make one themselves, also
-while the run is training. A checkpoint is used only if its saved digests match the arrays that were read; otherwise it
-counts as damaged, and `newest` reads the one before. Errors of the system, such as a missing permission, do not count
-as damage: they end the job with a message (`core/failures.py`).
+`checkpoint.py` resumes a run with a `Reader`. The jobs that use a run (evaluate, average) make a `Reader` too, also
+while the run is training. A checkpoint is used only if its saved digests match the arrays that were read. Otherwise
+the checkpoint counts as damaged, and `newest` reads the checkpoint before it. Errors of the system, such as a missing
+permission, do not count as damage: they end the job with a message (`core/failures.py`).
 
-Several processes agree on the step, and on whether all of them could read it (`_all_or_none`): a process that went on
-alone would wait for the others forever.
+Several processes agree on the step, and on whether all processes could read it (`_all_or_none`): a process
+that continued alone would wait for the others forever.
 """
 from __future__ import annotations
 
@@ -32,27 +32,23 @@ else:
   ocp = lazy.Module('orbax.checkpoint')
 
 ITEMS = ('params', 'opt', 'extra')  # fields of `TrainState`, each an item of Orbax in a checkpoint
-MOST_STEPS = 1024  # in the array of fixed size with which process 0 sends its list of steps
+MAX_STEPS = 1024  # in the array of fixed size with which process 0 sends its list of steps
 T = TypeVar('T')
 log = logging.getLogger('vit_jax.train')
 
 
 class Restored(NamedTuple):
-  """A verified checkpoint; `about` is its description: the argument of `Checkpointer.save` with the fields it adds."""
+  """A verified checkpoint; `about` is the argument of `Checkpointer.save` with the fields that are added there."""
   state: TrainState
   about: dict[str, Any]
 
 
 class Removed(UserError):
-  """A checkpoint was removed while it was read, by a run that keeps only its newest ones."""
+  """The checkpoint does not exist, for example because the run that is training there has removed it."""
 
 
 class Reader:
-  """The checkpoints of one folder. Every process creates one and calls the same methods.
-
-  Args:
-    folder: `checkpoints` of a run directory; it may be missing.
-  """
+  """The checkpoints of `folder`, which may be missing. Every process creates a reader and calls the same methods."""
 
   def __init__(self, folder: storage.PathLike) -> None:
     self.folder = storage.open_path(folder)
@@ -65,13 +61,14 @@ class Reader:
   def agreed_steps(self) -> list[int]:
     """Returns the steps that process 0 lists, on every process, because listings of a network folder may differ.
 
-    With several processes, these are at most the newest `MOST_STEPS`.
+    With several processes, the list has at most the newest `MAX_STEPS` steps.
     """
     steps = self.steps()
     if jax.process_count() == 1:
       return steps
-    padded = np.full(MOST_STEPS, -1, np.int32)
-    padded[:len(steps[-MOST_STEPS:])] = steps[-MOST_STEPS:]
+    newest = steps[-MAX_STEPS:]
+    padded = np.full(MAX_STEPS, -1, np.int32)
+    padded[:len(newest)] = newest
     return [int(step) for step in meshes.of_process_0(padded) if step >= 0]
 
   def newest(self, abstract: TrainState, *, set_aside: Callable[[int], None] | None = None,
@@ -81,29 +78,30 @@ class Reader:
     Args:
       abstract: shapes, dtypes and shardings of the state.
       set_aside: is called with the step of each damaged checkpoint; None = only log a warning.
-      choose: returns the step to read, of those that are not known to be damaged; the choice of process 0 counts.
+      choose: returns the step to read from a list of steps, without the damaged ones; the choice of process 0 counts.
 
     Raises:
-      UserError: all checkpoints are damaged, one belongs to another model, or the system does not allow reading them.
+      UserError: all checkpoints are damaged, or one belongs to another model or may not be read.
     """
-    damaged: dict[int, str] = {}
-    while candidates := [step for step in self.agreed_steps() if step not in damaged]:
+    reason_by_step: dict[int, str] = {}  # of the damaged checkpoints
+    while candidates := [step for step in self.agreed_steps() if step not in reason_by_step]:
       step = choose(candidates)
       if jax.process_count() > 1:  # alone, the step may exceed int32
         step = int(meshes.of_process_0(np.int32(step)))
       try:
-        return self._read(step, abstract)
+        return self._read_verified(step, abstract)
       except Damaged as error:
         steps_now = self.agreed_steps()
-        if step not in steps_now or any(newer > candidates[-1] and newer not in damaged for newer in steps_now):
+        has_newer = any(other > candidates[-1] for other in steps_now if other not in reason_by_step)
+        if has_newer or step not in steps_now:
           continue  # not damaged: the run is training, and removed this checkpoint after it had saved a newer one
-        damaged[step] = str(error)
+        reason_by_step[step] = str(error)
         log.warning('checkpoint %d is damaged%s: %s', step, ' and set aside' if set_aside else '', error)
         if set_aside:
           set_aside(step)
-    if not damaged:
+    if not reason_by_step:
       return None
-    reasons = '\n'.join(f'  {step}: {why}' for step, why in damaged.items())
+    reasons = '\n'.join(f'  {step}: {reason}' for step, reason in reason_by_step.items())
     raise UserError(f'{self.folder}: expected a whole checkpoint, got damaged ones only:\n{reasons}')
 
   def read(self, step: int, abstract: TrainState) -> Restored:
@@ -113,60 +111,57 @@ class Reader:
       Removed: the checkpoint does not exist, or not any more.
       UserError: the checkpoint is damaged or belongs to another model, or the system does not allow reading it.
     """
-    if step not in (steps := self.agreed_steps()):
+    steps = self.agreed_steps()
+    if step not in steps:
       raise Removed(f'{self.folder} has no checkpoint of step {step}; it has: {", ".join(map(str, steps)) or "none"}')
     try:
-      return self._read(step, abstract)
+      return self._read_verified(step, abstract)
     except Damaged as error:
-      if step not in (steps := self.agreed_steps()):
+      steps = self.agreed_steps()
+      if step not in steps:
         raise Removed(f'{self.folder}: expected a checkpoint of step {step}, got none any more: the run that is '
                       f'training there removed it. It has: {", ".join(map(str, steps)) or "none"}. Choose among these, '
                       'or raise checkpoints.keep_latest.') from error
       raise UserError(f'Checkpoint {step} in {self.folder} is damaged: {error}') from error
 
-  def _read(self, step: int, abstract: TrainState) -> Restored:
+  def _read_verified(self, step: int, abstract: TrainState) -> Restored:
     """Reads and verifies a checkpoint, on all processes or on none; raises Damaged, and errors as `read`."""
     wanted = {name: getattr(abstract, name) for name in ITEMS if jax.tree.leaves(getattr(abstract, name))}
-    about, items, started = _all_or_none(f'{self.folder / str(step)}', lambda: self._load(step, wanted))
-    started = started or {name: trees.begin_digest(item) for name, item in items.items()}
-    for name, finish in started.items():
+    about, items, finish_by_item = _all_or_none(str(self.folder / str(step)), lambda: self._load(step, wanted))
+    finish_by_item = finish_by_item or {name: trees.begin_digest(item) for name, item in items.items()}
+    for name, finish in finish_by_item.items():
       if finish() != about['digests'][name]:
         raise Damaged(f'the digest of {name} is not the one that was saved')
     step_array = jax.device_put(np.asarray(step, np.int32), abstract.step.sharding)
-    # An item without arrays, such as the state of plain SGD, is not saved: the one of `abstract` is the same.
+    # An item without arrays, such as the state of plain SGD, is not saved: that of `abstract` is the same.
     return Restored(TrainState(step_array, **{name: items.get(name, getattr(abstract, name)) for name in ITEMS}), about)
 
   def _load(self, step: int, wanted: Mapping[str, PyTree]) -> tuple[
       dict[str, Any], dict[str, PyTree], dict[str, Callable[[], str]]]:
-    """Returns the description, the items, and by item a function that waits for its digest; waits for no other process.
+    """Returns the description, the arrays by item, and by item a function that waits for the digest of the arrays.
 
-    One process computes the digest of an item while it reads the next one. With several, the third value is {}: a
-    digest is a sum over all processes, which they begin when all of them have read everything.
+    One process computes the digest of an item while it reads the next item. With several, there are no functions yet: a
+    digest is a sum over all processes, which begin to compute it when all have read the checkpoint.
     """
     self.check_description(step)
     about = checkpoint_files.read_meta(self.folder / str(step))
     self._check_layout(step, about, wanted)
-    if 'data_sha256' in about:  # the order of the data has a file of its own in checkpoints of earlier versions
+    if 'data_sha256' in about:  # earlier versions wrote the order of the data into a separate file
       about['data'] = checkpoint_files.read_json(self.folder / str(step) / checkpoint_files.DATA)
       if checkpoint_files.sha256(about['data']) != about['data_sha256']:
         raise Damaged('the digest of data is not the one that was saved')
     items: dict[str, PyTree] = {}
-    started: dict[str, Callable[[], str]] = {}
+    finish_by_item: dict[str, Callable[[], str]] = {}
     for name, target in wanted.items():
       items[name] = self._read_arrays(step, name, target, about['shapes'][name])
       if jax.process_count() == 1:
-        started[name] = trees.begin_digest(items[name])
-    return about, items, started
+        finish_by_item[name] = trees.begin_digest(items[name])
+    return about, items, finish_by_item
 
   def check_description(self, step: int) -> None:
-    """Checks Orbax's own description of a checkpoint, which Orbax's manager reads on opening.
-
-    Raises:
-      UserError: the system does not allow reading it.
-      Damaged: it exists, but differs from what was saved.
-    """
+    """Raises Damaged if Orbax's own description of a checkpoint, which Orbax's manager reads on opening, is damaged."""
     path = self.folder / str(step) / checkpoint_files.LIBRARY
-    if checkpoint_files.guard(str(path), path.exists):
+    if checkpoint_files.guarded_read(str(path), path.exists):
       checkpoint_files.read_json(path)
 
   def _read_arrays(self, step: int, name: str, target: PyTree, saved: Mapping[str, str]) -> PyTree:
@@ -180,18 +175,21 @@ class Reader:
         return handler.restore(path, args=ocp.args.StandardRestore(target))
       finally:
         handler.close()
-    return checkpoint_files.guard(str(path), load)
+    return checkpoint_files.guarded_read(str(path), load)
 
-  def _check_layout(self, step: int, meta: Mapping[str, Any], wanted: Mapping[str, PyTree]) -> None:
+  def _check_layout(self, step: int, about: Mapping[str, Any], wanted: Mapping[str, PyTree]) -> None:
     """Raises UserError if a checkpoint has another version, or arrays of other names or shapes than `wanted`."""
-    if meta['version'] != checkpoint_files.VERSION:
-      raise UserError(f'Checkpoint {step} in {self.folder} has layout version {meta["version"]}; this code reads '
+    if about['version'] != checkpoint_files.VERSION:
+      raise UserError(f'Checkpoint {step} in {self.folder} has layout version {about["version"]}; this code reads '
                       f'version {checkpoint_files.VERSION}.')
     lines = []
     for name in ITEMS:
-      saved, now = meta['shapes'].get(name, {}), shapes(wanted.get(name, {}))
-      lines += [f'  {name}/{path}: {saved.get(path, "absent")} in the checkpoint, {now.get(path, "absent")} by the '
-                'config' for path in sorted(saved.keys() | now.keys()) if saved.get(path) != now.get(path)]
+      saved = about['shapes'].get(name, {})
+      configured = shapes(wanted.get(name, {}))
+      for path in sorted(saved.keys() | configured.keys()):
+        if saved.get(path) != configured.get(path):
+          lines.append(f'  {name}/{path}: {saved.get(path, "absent")} in the checkpoint, '
+                       f'{configured.get(path, "absent")} by the config')
     if lines:
       lines = lines[:12] + ([f'  … and {len(lines) - 12} more'] if len(lines) > 12 else [])
       raise UserError(f'Checkpoint {step} in {self.folder} was made with another model, objective or optimizer:\n'
@@ -203,12 +201,10 @@ def shapes(tree: PyTree) -> dict[str, str]:
   return {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in trees.flatten(tree).items()}
 
 
-def _all_or_none(what: str, load: Callable[[], T]) -> T:
+def _all_or_none(path: str, load: Callable[[], T]) -> T:
   """Returns the result of `load` if it succeeded on every process; otherwise all processes raise the worst error.
 
-  Args:
-    what: path of the checkpoint, for the message of the processes that did not fail.
-    load: reads the checkpoint.
+  `path` is that of the checkpoint, for the message of the processes that did not fail.
   """
   failure: Exception | None = None
   results: list[T] = []
@@ -216,12 +212,13 @@ def _all_or_none(what: str, load: Callable[[], T]) -> T:
     results.append(load())
   except (Damaged, UserError, TemporaryError) as error:
     failure = error
-  kinds: list[type[Exception]] = [Damaged, TemporaryError, UserError]  # the worst is last
-  own = worst = next((number for number, kind in enumerate(kinds, 1) if isinstance(failure, kind)), 0)  # 0 = none
+  classes: list[type[Exception]] = [Damaged, TemporaryError, UserError]  # the worst is last
+  severity = next((i for i, each in enumerate(classes, 1) if isinstance(failure, each)), 0)  # 0 = no error
+  worst = severity
   if jax.process_count() > 1:
-    worst = int(np.max(multihost_utils.process_allgather(np.int32(own))))
-  if failure is not None and own == worst:
+    worst = int(np.max(multihost_utils.process_allgather(np.int32(severity))))
+  if failure is not None and severity == worst:
     raise failure
   if worst:
-    raise kinds[worst - 1](f'another process could not read {what}; see its message')
+    raise classes[worst - 1](f'another process could not read {path}; see its message')
   return results[0]

@@ -1,11 +1,12 @@
 """Gradients over microbatches of losses that compare all examples of a batch (GradCache, Gao et al. 2021).
 
-Such a loss, as that of CLIP, compares an embedding of each example with those of all others (`contracts.Coupling`).
-`step.py` calls `gradients`, which makes two passes (arXiv 2101.06983). The first pass computes the embeddings of one
-microbatch after the other, without a gradient; the loss of all embeddings gives the gradient with respect to each of
-them. The second pass computes the embeddings of each microbatch again, with the same random key, and propagates these
-gradients to the parameters. By the chain rule, the result is that of the whole batch, but for the rounding of sums. It
-takes the memory of one microbatch and of all embeddings, and the time of one more forward pass.
+Such a loss, as that of CLIP, compares the embedding of each example with the embeddings of all others
+(`contracts.Coupling`). `step.py` calls `gradients`, which makes two passes (arXiv 2101.06983). The first pass computes
+the embeddings of one microbatch after the other, without a gradient. The loss of all embeddings gives the gradient with
+respect to each embedding. The second pass computes the embeddings of each microbatch again, with the same random key,
+and propagates the gradients of the embeddings to the parameters. By the chain rule, the result is the gradient of the
+complete batch, except for rounding. It takes one more forward pass, but only the memory of one microbatch and of all
+embeddings.
 """
 from __future__ import annotations
 
@@ -26,13 +27,12 @@ def gradients(coupling: Coupling, state: TrainState, batch: Batch, key: Key, mic
 
   Args:
     coupling: of the objective: `embed` and `compare`.
-    state: with the parameters.
     batch: the complete batch, of B examples.
     key: of the comparison.
-    micros: the batch as `[count, B / count, …]`, whose microbatch i has the examples i, i + count, …
-    own_key: returns the key of a microbatch by its number i; the same in both passes.
+    micros: the result of `divided` for the batch: all microbatches.
+    own_key: returns the key of microbatch i.
   """
-  numbers = jnp.arange(len(jax.tree.leaves(micros)[0]))
+  indexes = jnp.arange(len(jax.tree.leaves(micros)[0]))  # i of each microbatch
 
   def embed(params: Params, micro: Batch, i: Array) -> tuple[PyTree, PyTree]:
     return coupling.embed(params, state.extra, micro, own_key(i), state.step)
@@ -46,19 +46,19 @@ def gradients(coupling: Coupling, state: TrainState, batch: Batch, key: Key, mic
     _, propagate, stats = jax.vjp(lambda params: embed(params, micro, i), state.params, has_aux=True)
     return jax.tree.map(jnp.add, sums, (*propagate(embedding_grads), stats)), None
 
-  embeddings = jax.lax.map(lambda xs: embed(state.params, *xs)[0], (micros, numbers))
-  # `compare` may have parameters of its own, such as a temperature: their gradient is the first sum.
+  embeddings = jax.lax.map(lambda xs: embed(state.params, *xs)[0], (micros, indexes))
+  # `compare` may use parameters too, such as a temperature: the sum begins with the gradient of `compare`.
   (grads, embedding_grads), out = jax.grad(loss, argnums=(0, 1), has_aux=True)(
       state.params, jax.tree.map(_joined, embeddings))
-  _, stats_shapes = jax.eval_shape(embed, state.params, jax.tree.map(lambda x: x[0], micros), numbers[0])
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), stats_shapes)
-  xs = (micros, divided(embedding_grads, len(numbers)), numbers)
-  (grads, stats), _ = jax.lax.scan(add_gradient, (grads, zeros), xs)
+  _, stats_shapes = jax.eval_shape(embed, state.params, jax.tree.map(lambda x: x[0], micros), indexes[0])
+  zero_stats = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), stats_shapes)
+  xs = (micros, divided(embedding_grads, len(indexes)), indexes)
+  (grads, stats), _ = jax.lax.scan(add_gradient, (grads, zero_stats), xs)
   return out._replace(stats=stats), grads
 
 
 def divided(batch: PyTree, count: int) -> PyTree:
-  """Returns arrays `[B, …]` as `[count, B / count, …]`: part i has the rows i, i + count, …; no row is moved."""
+  """Returns arrays `[B, …]` as `[count, B / count, …]`: part i has the rows i, i + count, …, on the same devices."""
   def split(x: Array) -> Array:
     x = x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
     return numerics.constrain(x, (None, numerics.BATCH_AXES) + (None,) * (x.ndim - 2))

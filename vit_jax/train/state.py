@@ -1,7 +1,7 @@
 """The arrays of a run: the state that one step passes to the next (`TrainState`), and its metrics (`StepMetrics`).
 
-Both are plain trees of arrays. A step packs its metrics into one array (`pack`), so that the host fetches them in one
-transfer; the training loop unpacks them for its hooks (`Packed.unpack`).
+Both are plain trees of arrays. A step packs its metrics into one array (`pack`), which the host fetches in one
+transfer; the training loop unpacks this array for the hooks (`Packed.unpack`).
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vit_jax.core.types import Array, Batch, Extra, Mean, Params, PyTree
 class TrainState(NamedTuple):
   """The arrays that one step passes to the next; no functions and no random keys.
 
-  step: number of steps done, scalar i32.   opt: the optimizer's state.   extra: the objective's state, see `Extra`.
+  step: number of steps done, scalar i32.   opt: state of the optimizer.   extra: state of the objective, see `Extra`.
   """
   step: Array
   params: Params
@@ -30,15 +30,14 @@ class TrainState(NamedTuple):
 
 
 class Norms(NamedTuple):
-  """Euclidean norms of the gradient, of the parameters before the step and of their update, by path name; a norm is a
-  scalar, or `[L]` of leaves that stack layers."""
+  """Euclidean norms by path name: a scalar for each leaf, or an array `[L]` for a leaf that stacks the L layers."""
   grad: dict[str, Array]
-  param: dict[str, Array]
+  param: dict[str, Array]  # before the step
   update: dict[str, Array]
 
 
 class StepMetrics(NamedTuple):
-  """The metrics of a step. `ok` is false if loss or gradient were not finite; parameters are not updated then."""
+  """The metrics of a step. If loss or gradient are not finite, `ok` is false, and the step changes no parameters."""
   means: dict[str, Mean]
   grad_norm: Array
   norms: Norms
@@ -46,14 +45,14 @@ class StepMetrics(NamedTuple):
 
 
 class Layout(NamedTuple):
-  """The structure of metrics, and the shapes of their arrays, in the order of `jax.tree.leaves`."""
+  """The structure of a `StepMetrics`, and the shapes of its arrays in the order of `jax.tree.leaves`."""
   structure: jax.tree_util.PyTreeDef
   shapes: tuple[tuple[int, ...], ...]
 
 
 @jax.tree_util.register_pytree_node_class
 class Packed:
-  """The arrays of a `StepMetrics` in one array, `values [K]` f32: raveled, one after the other."""
+  """The arrays of a `StepMetrics`, raveled and concatenated to `values [K]` f32."""
 
   def __init__(self, values: Array, layout: Layout) -> None:
     self.values, self._layout = values, layout
@@ -61,13 +60,13 @@ class Packed:
   def unpack(self) -> StepMetrics:
     """Returns the metrics on the host; waits until the step is done."""
     values = np.asarray(self.values)
-    leaves = [values[index].reshape(shape) if len(shape) > 1 else values[index]
+    leaves = [values[index].reshape(shape)
               for index, shape in zip(_indexes(self._layout), self._layout.shapes, strict=True)]
     return jax.tree.unflatten(self._layout.structure, leaves)
 
   @property
   def means(self) -> dict[str, Mean]:
-    """The means, on the host."""
+    """The means on the host; waits until the step is done."""
     return self.unpack().means
 
   def tree_flatten(self) -> tuple[tuple[Array], Layout]:
@@ -90,7 +89,7 @@ def pack(metrics: StepMetrics) -> Packed:
 
 @functools.lru_cache(4)
 def _indexes(layout: Layout) -> list[Any]:
-  """Returns the indexes of the arrays in `Packed.values`: a slice, or one that keeps a scalar an array of shape []."""
+  """Returns the index of each array in `Packed.values`: a slice, or for a scalar `(i, ...)`, which gives shape []."""
   stops = itertools.accumulate(math.prod(shape) for shape in layout.shapes)
   return [slice(stop - math.prod(shape), stop) if shape else (stop - 1, ...)
           for stop, shape in zip(stops, layout.shapes, strict=True)]

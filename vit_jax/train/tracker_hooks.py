@@ -1,4 +1,4 @@
-"""Hooks that send images and histograms of parameters to the trackers of a run; `jobs/trackers.py` makes them."""
+"""Hooks that send images and histograms of parameters to the trackers of a run. `jobs/trackers.py` makes the hooks."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,38 +17,40 @@ from vit_jax.train.loop import Done, Hook
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import preparing
 
-BINS = 64  # of a histogram
+BINS = 64  # number of bins of a histogram
 Show = Callable[[Callable[[Tracker], None]], None]  # the type of `Writer.show`
 
 
 class Images(Hook):
-  """Sends images of the first batch of a start as the network receives them: augmented and mixed.
+  """Sends images of the first batch after a start, as the network receives them: augmented and mixed.
+
+  The hook prepares the batch again, with the keys of the train step, so every process must have the hook.
 
   Args:
-    num: number of images, if a batch has so many.
-    prepare: of the train step. The hook repeats it with the keys of that step, so every process must have the hook.
-    mean, std: of the normalization, which is undone.
+    num: number of images; all images of a batch that has fewer.
+    prepare, mesh, seed: of the train step.
     show: `Writer.show`.
-    mesh: of the batch.
-    seed: of the run.
+    mean, std: of the normalization, which the hook undoes.
   """
 
   def __init__(self, num: int, prepare: Prepare, show: Show, *, mean: tuple[float, ...], std: tuple[float, ...],
                mesh: Mesh, seed: int) -> None:
-    self._num, self._show, self._is_done = num, show, False
-    mean_C, std_C = (np.asarray(each, np.float32).reshape(1, 1, 1, -1) for each in (mean, std))
+    self._show, self._has_sent = show, False
+    mean_111C = np.asarray(mean, np.float32).reshape(1, 1, 1, -1)
+    std_111C = np.asarray(std, np.float32).reshape(1, 1, 1, -1)
 
     def pixels(batch: Batch, step: Array) -> Array:
       with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        image = preparing(prepare, seed)(batch, step)[0]['image'][:num].astype(jnp.float32)
-      return jnp.clip(jnp.round(255 * (image * std_C + mean_C)), 0, 255).astype(jnp.uint8)
+        prepared, _ = preparing(prepare, seed)(batch, step)
+        images = prepared['image'][:num].astype(jnp.float32)
+      return jnp.clip(jnp.round(255 * (images * std_111C + mean_111C)), 0, 255).astype(jnp.uint8)
 
     self._pixels = jax.jit(pixels, out_shardings=replicated(mesh))
 
   def on_metrics(self, done: Done) -> None:
-    if self._is_done:
+    if self._has_sent:
       return
-    self._is_done = True
+    self._has_sent = True
     images = np.asarray(self._pixels(done.batch, jnp.asarray(done.step - 1, jnp.int32)))
     self._show(lambda tracker: tracker.images(done.step, {'train/images': images}))
 
@@ -58,25 +60,25 @@ class Histograms(Hook):
 
   def __init__(self, every: int, show: Show, *, mesh: Mesh) -> None:
     self.every, self._show = every, show
-    self._count = jax.jit(_count, out_shardings=replicated(mesh))
+    self._compute = jax.jit(_histograms, out_shardings=replicated(mesh))
 
   def on_state(self, step: int, state: TrainState) -> None:
-    histograms = jax.device_get(self._count(state.params))
+    histograms = jax.device_get(self._compute(state.params))
     self._show(lambda tracker: tracker.histograms(step, histograms))
 
 
-def _count(params: PyTree) -> dict[str, Histogram]:
+def _histograms(params: PyTree) -> dict[str, Histogram]:
   """Returns the histogram of the finite values of each parameter, by `params/NAME`."""
   histograms = {}
   for name, leaf in trees.flatten(params).items():
     values = leaf.astype(jnp.float32).ravel()
-    finite = jnp.isfinite(values)
-    low, high = (jnp.where(finite.any(), f(values, initial=start, where=finite), 0.) for f, start in (
-        (jnp.min, jnp.inf), (jnp.max, -jnp.inf)))
-    spread = jnp.where(high > low, 0., .5)
-    edges = jnp.linspace(low - spread, high + spread, BINS + 1)
+    is_finite = jnp.isfinite(values)
+    low = jnp.where(is_finite.any(), jnp.min(values, initial=jnp.inf, where=is_finite), 0.)
+    high = jnp.where(is_finite.any(), jnp.max(values, initial=-jnp.inf, where=is_finite), 0.)
+    margin = jnp.where(high > low, 0., .5)  # so that bins have a width if all values are equal
+    edges = jnp.linspace(low - margin, high + margin, BINS + 1)
     bin_of = jnp.clip(((values - edges[0]) / (edges[-1] - edges[0]) * BINS).astype(jnp.int32), 0, BINS - 1)
-    counts = jnp.zeros(BINS, jnp.int32).at[bin_of].add(finite)
-    values = jnp.where(finite, values, 0.)
-    histograms[f'params/{name}'] = Histogram(counts, edges, values.sum(), (values ** 2).sum())
+    counts = jnp.zeros(BINS, jnp.int32).at[bin_of].add(is_finite)
+    finite_values = jnp.where(is_finite, values, 0.)
+    histograms[f'params/{name}'] = Histogram(counts, edges, finite_values.sum(), (finite_values ** 2).sum())
   return histograms

@@ -191,7 +191,7 @@ def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
       return checkpointer.restore(folder / name, item=target,
                                   restore_args=ocp.checkpoint_utils.construct_restore_args(target))
 
-  tree = checkpoint_files.guard(str(folder / name), load)
+  tree = checkpoint_files.guarded_read(str(folder / name), load)
   if trees.digest(tree) != body['digests'][name]:
     raise Damaged(f'the digest of {name} is not the one that was saved')
   return tree
