@@ -1,6 +1,6 @@
 """Rewrites error messages, so that they name the flag that a person has set, and not the setting behind the flag.
 
-The jobs `prepare`, `embed`, `finetune`, `pretrain` and `export` set `data.source` from their flag `--data`. A person who
+The jobs `prepare`, `embed`, `finetune`, `pretrain` and `export` set `data.source` from the flag `--data`. A person who
 sets `--data=photos` does not find `data.source` in the help. So these jobs open their data inside `naming_flags`.
 """
 from __future__ import annotations
