@@ -62,7 +62,7 @@ def test_a_folder_of_any_layout_has_images_to_evaluate_on(
 def test_a_large_folder_holds_out_a_tenth_and_the_command_line_decides(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   source = fill(tmp_path / 'a', '', each=10)
-  monkeypatch.setattr(finetune, 'SMALL', 30)
+  monkeypatch.setattr(finetune, 'SMALL_DATASET', 30)
   assert [len(splits(source, *one).evaluated) for one in ((), ('data.holdout=0.5',))] == [3, 15]
   with pytest.raises(UserError, match='split of folder:.*: expected one of test, train, got'):
     splits(source, 'data.eval_split=other')
