@@ -116,7 +116,7 @@ def _compare(workdir: storage.Path, config: schema.Config, data: build.Data, net
                                train=schema.Train(progress=config.train.progress))
   config = build.with_orientation(evaluate.with_weights(config, network, ()), data.train)
   check.check(config)
-  subject = evaluate.of_weights(config, network, has_head=False)
+  subject = evaluate.make_subject(config, network, has_head=False)
   evaluators = evaluation.build(subject.open_resources(data))
   measured = results.measure(evaluators, subject.viewed, subject.state).results
   console.end_stage()
