@@ -57,8 +57,7 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
     source: where the config was read, for messages.
     overridden: names of the settings on the command line, which override those of the checkpoints.
 
-  Raises:
-    UserError: `to` has other files, the checkpoints cannot be chosen or read, or have other settings than the config.
+  Raises UserError if `to` has files, or the checkpoints cannot be chosen or read, or have other settings.
   """
   check.check(config)
   startup.start()

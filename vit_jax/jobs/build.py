@@ -119,7 +119,7 @@ def with_statistics(config: schema.Config, source: Source) -> schema.Config:
 
 
 def with_orientation(config: schema.Config, source: Source) -> schema.Config:
-  """Returns the config with `yes` or `no`, depending on the source, if `data.recipe.exif_orientation` is `auto`."""
+  """Returns the config; `data.recipe.exif_orientation=auto` becomes true or false, depending on the source."""
   decided: schema.Config = schema.replaced(config, {'data.recipe': orientation.decide(config.data.recipe, source)})
   return decided
 
@@ -256,8 +256,7 @@ def resources(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mes
                    shard=shard, folder=folder, embedded=embedded, bar=bar, encoder=find_encoder)
 
 
-def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: int,
-          in_memory: bool) -> Parts:
+def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: int, in_memory: bool) -> Parts:
   """Builds a run on a mesh, without allocating memory on devices.
 
   Args:
@@ -288,9 +287,8 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
         schedule, peak=peak, end=config.optimizer.schedule.end_lr, rho=settings.rho, rho_end=rho_end))
   prepare = prepare_train(config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory,
                           soft_labels=bool(config.data.pseudo.source), targets=spec.targets())
-  program = steps.build(
-      objective, optimizer, prepare, mesh=mesh, batch=abstract_batch(config), seed=config.seed,
-      accumulate=config.microbatches)
+  program = steps.build(objective, optimizer, prepare, mesh=mesh, batch=abstract_batch(config), seed=config.seed,
+                        accumulate=config.microbatches)
   return Parts(config, mesh, lengths, num_classes, backbone, objective, schedule, optimizer, prepare, program)
 
 

@@ -82,8 +82,7 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     changes: overrides of the config `evaluate`, `NAME=VALUE` each: `data`, `batch_size`, `image_px`.
     overridden: the names of the overridden settings.
 
-  Raises:
-    UserError: the weights, the images or an override cannot be used, or `to` has other content.
+  Raises UserError if the weights, the images or an override cannot be used, or `to` has other content.
   """
   what = what or (TEXTS if data.startswith(TEXT_FILE_PREFIX) else many_images.FEATURES)
   _check_flags(files, data, split=split, what=what, blocks=blocks, classes=classes, follow_links=follow_links,

@@ -65,8 +65,7 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, com
     changes: the overrides of the config, `NAME=VALUE` each.
     overridden: the names of the overridden settings.
 
-  Raises:
-    UserError: the weights, the images or an override cannot be used.
+  Raises UserError if the weights, the images or an override cannot be used.
   """
   run_folder = workdir or train.default_workdir(run_name('finetune', weights, data))
   images, network, process_id = begin(load_config(lora=lora), weights, data, run_folder, changes, what='fine-tuning')
@@ -90,8 +89,7 @@ def begin(base: schema.Config, weights: str, data: str, run_folder: storage.Path
   The overrides are applied to the config `base` first, so that a wrong override is reported before anything is read.
   `what` names a training that needs labels, for messages; '' = the images may have no labels.
 
-  Raises:
-    UserError: an override cannot be applied, or the images or the weights cannot be used.
+  Raises UserError if an override cannot be applied, or the images or the weights cannot be used.
   """
   for name in (change.partition('=')[0] for change in changes):
     if name in FLAG_BY_SETTING:

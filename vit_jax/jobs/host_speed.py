@@ -28,8 +28,7 @@ result, so that the call takes as long as the step."""
 WARMUP_STEPS = 40  # before the window begins; the batches of these steps were prepared during the compilation
 WINDOW_STEPS, MAX_WINDOW_STEPS, MIN_WINDOW_S = 40, 400, 20.
 """After every `WINDOW_STEPS` steps, the window ends if it has `MIN_WINDOW_S` of training, or `MAX_WINDOW_STEPS`."""
-MIN_WAITING_SHARE = 0.05
-"""The host limits training if at least this share of the training time, 0 to 1, is spent waiting for data."""
+MIN_WAITING_SHARE = 0.05  # of the training time; a host that keeps training waiting for so long limits the speed
 _IDLE = (3, 4)  # positions of `idle` and `iowait` in a line of /proc/stat: `cpu0 user nice system idle iowait …`
 log = logging.getLogger('vit_jax.data')
 

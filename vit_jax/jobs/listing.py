@@ -66,8 +66,7 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str, m
     format: one of `FORMATS`.
     max_params, family, data, license, px: see `Filter`; None, '' or 0 = any.
 
-  Raises:
-    UserError: no name matches a pattern, or a filter has no effect on a kind that is listed.
+  Raises UserError if no name matches a pattern, or a filter has no effect on a kind that is listed.
   """
   patterns = {'configs': configs, 'models': models, 'weights': weights, 'records': records}
   patterns = {kind: pattern for kind, pattern in patterns.items() if pattern} or {'configs': '*'}
@@ -91,8 +90,7 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str, m
     print(json.dumps({kind: listed.entries for kind, listed in tables.items()}, indent=1, ensure_ascii=False))
   else:
     width = max(_MIN_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 0
-    print('\n\n'.join(markdown(listed) if format == 'markdown' else text(listed, width)
-                      for listed in tables.values()))
+    print('\n\n'.join(markdown(listed) if format == 'markdown' else text(listed, width) for listed in tables.values()))
   return 0
 
 
