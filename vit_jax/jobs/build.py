@@ -24,7 +24,7 @@ from vit_jax.config.schema.data import RGB
 from vit_jax.core import implementation, traced_costs, trees
 from vit_jax.core.contracts import Backbone, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Batch, NativeImages, Params, PyTree, Schedule, Shard
+from vit_jax.core.types import Array, Batch, NativeImages, Params, Schedule, Shard
 from vit_jax.data import loader as loaders
 from vit_jax.data import opening, orientation
 from vit_jax.data.device.prepare import prepare_train
@@ -166,7 +166,7 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
 
 
 def saved_config(workdir: storage.Path | None) -> schema.Config | None:
-  """Returns the config saved with the run in `workdir`; None for a new run, or if that file is damaged."""
+  """Returns the config that the run in `workdir` saved; None for a new run, or if the file is damaged."""
   if workdir is None or not (workdir / 'config.json').is_file():
     return None
   try:
@@ -346,25 +346,23 @@ def train_flops(parts: Parts) -> float:
   papers. Recomputation under remat does not count. SAM doubles the FLOPs. Images that keep their aspect ratio have
   different numbers of tokens, over which the mean is taken. Padding counts.
   """
-  by_length = [_train_flops(cost.ByText((parts, length), repr((parts.config, parts.num_classes, length))))
-           for length in parts.config.data.recipe.native_lengths or (0,)]
-  return sum(by_length) / len(by_length)
+  flops = [_train_flops(cost.ByText((parts, num_tokens), repr((parts.config, parts.num_classes, num_tokens))))
+           for num_tokens in parts.config.data.recipe.native_lengths or (0,)]
+  return sum(flops) / len(flops)
 
 
 @functools.lru_cache(16)  # each key keeps a run's objects alive
 def _train_flops(key: cost.ByText) -> float:
-  parts, length = key.value
+  """Returns the FLOPs for `key.value`: the parts, and the number of tokens of an image (0 = images of one size)."""
+  parts, num_tokens = key.value
   config = parts.config
-
-  def gradient(params: Params, images: Batch, others: Batch) -> PyTree:
-    loss = _abstract_loss(parts, cost.plain(config))
-    return jax.grad(lambda params, images: loss(params, images | others), argnums=(0, 1),
-                    allow_int=True)(params, images)  # grids are integers
-
+  loss = _abstract_loss(parts, cost.plain(config))
+  # Images that keep their aspect ratio have a grid of integers, which `allow_int` allows.
+  gradient = jax.grad(lambda params, images, others: loss(params, images | others), argnums=(0, 1), allow_int=True)
   batch = dict(parts.program.prepared)
-  if length:  # images that keep their aspect ratio, padded to this number of tokens
+  if num_tokens:  # images that keep their aspect ratio, padded to this number of tokens
     patches, grid = batch['image']
-    shorter = jax.ShapeDtypeStruct((patches.shape[0], length, patches.shape[2]), patches.dtype)
+    shorter = jax.ShapeDtypeStruct((patches.shape[0], num_tokens, patches.shape[2]), patches.dtype)
     batch['image'] = NativeImages(shorter, grid)  # type: ignore[arg-type]
   images = {name: shape for name, shape in batch.items() if isinstance(shape, NativeImages) or (
       shape.ndim > 3 and jnp.issubdtype(shape.dtype, jnp.floating))}
@@ -383,6 +381,7 @@ def kept_bytes(parts: Parts, model: schema.Model) -> int:
 
 @functools.lru_cache(16)  # each key keeps a run's objects alive
 def _kept_bytes(key: cost.ByText) -> int:
+  """Returns the bytes for `key.value`: the parts, and the network."""
   parts, model = key.value
   config = layout.put(dataclasses.replace(parts.config, model=model), {
       'model.execution': schema.Execution.SCAN, 'model.attention.kernel': schema.AttentionKernel.XLA,
@@ -399,12 +398,12 @@ def _kept_bytes(key: cost.ByText) -> int:
 
 
 def _abstract_loss(parts: Parts, config: schema.Config) -> Callable[[Params, Batch], Array]:
-  """Returns the loss of a prepared batch as a function of parameters, for a run like `parts` with another config."""
+  """Returns a function from (parameters, prepared batch) to the loss, for a run like `parts` with another config."""
   objective = build_objective(config, build_backbone(config), parts.num_classes, lengths=parts.lengths)
   extra = parts.program.abstract_state.extra
 
   def loss(params: Params, batch: Batch) -> Array:
-    filled = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), extra)
-    return objective.loss(params, filled, batch, jax.random.key(0), jnp.zeros((), jnp.int32)).loss.sum
+    zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), extra)
+    return objective.loss(params, zeros, batch, jax.random.key(0), jnp.zeros((), jnp.int32)).loss.sum
 
   return loss

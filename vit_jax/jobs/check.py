@@ -48,13 +48,13 @@ DATA, WORKDIR = '{data}', '{workdir}'
 """Words in a command that launchers replace with folders of the hosts."""
 FILE_PATTERNS = ('parquet', 'tfrecord', 'wds')
 """Kinds of sources that are patterns of files, such as `parquet:/data/*.parquet`."""
-SETTINGS = {kind: f'source={kind}:{DATA}' for kind in ('folder', 'array_record', *FILE_PATTERNS)} | {
+OVERRIDE_BY_KIND = {kind: f'source={kind}:{DATA}' for kind in ('folder', 'array_record', *FILE_PATTERNS)} | {
     'tfds': 'data_dir={data}', 'vtab': 'data_dir={data}'}
 """The override that puts the folder of the hosts into a source, without `data.`, by the kind of the source."""
 MANY_FILES = 20_000
 """Listing a folder with more files takes seconds to minutes, and is announced."""
-CHIPS = {'tpu-v4-podslice': 'v4', 'tpu-v5-lite-podslice': 'v5e', 'tpu-v5p-slice': 'v5p', 'tpu-v6e-slice': 'v6e',
-         'tpu7x': 'tpu7x'}
+CHIP_BY_LABEL = {'tpu-v4-podslice': 'v4', 'tpu-v5-lite-podslice': 'v5e', 'tpu-v5p-slice': 'v5p',
+                 'tpu-v6e-slice': 'v6e', 'tpu7x': 'tpu7x'}
 """The name of a chip by the value of the node label `_CHIP`."""
 PLACEHOLDERS = ('PROJECT/', 'REPOSITORY/', 'MY-DATA-BUCKET', 'MY-RUNS-BUCKET')
 """Words of `launch/k8s.yaml` that a person must replace."""
@@ -85,7 +85,7 @@ def problems(config: schema.Config, workdir: storage.Path | None, location: Loca
   settings_and_sources = list(sources(config))
   paths = [config.data.data_dir, *(source for _, source in settings_and_sources)]
   if location.data and not any(DATA in path for path in paths):
-    setting = SETTINGS.get(config.data.source.partition(':')[0], SETTINGS['array_record'])
+    setting = OVERRIDE_BY_KIND.get(config.data.source.partition(':')[0], OVERRIDE_BY_KIND['array_record'])
     lines.append(f'--data: expected the word {DATA} in the command, for the folder of {location.data} on the hosts, '
                  f'got none; the config reads data.source={config.data.source}. Add --config.data.{setting} to the '
                  'command.')
@@ -115,7 +115,7 @@ def problems(config: schema.Config, workdir: storage.Path | None, location: Loca
 
 def training_problems(config: schema.Config, location: Location, workdir: storage.Path | None = None,
                       overridden: Collection[str] = ()) -> list[str]:
-  """Returns the problems of a training run that its objects find when they are built, from the files on this machine.
+  """Returns the problems that are found by building the objects of a training run from the files of this machine.
 
   Args:
     config: a config for which `problems` found nothing.
@@ -193,7 +193,7 @@ def _problems_elsewhere(setting: str, source: str, data: schema.Data, location: 
   """
   kind, _, path = source.partition(':')
   named = f'{setting}={source}'
-  if kind not in SETTINGS or not path:
+  if kind not in OVERRIDE_BY_KIND or not path:
     opening.find_opener(source)
     return
   if kind in ('tfds', 'vtab'):
@@ -262,10 +262,7 @@ def _check_training(config: schema.Config, workdir: storage.Path | None, overrid
 
 
 def _find_local_path(address: str, collector: _Collector) -> pathlib.Path | None:
-  """Returns the local path of weights; None if the weights are not on this machine.
-
-  A path that does not exist is collected as a problem. A remote address without a file in the cache is left to the run.
-  """
+  """Returns the local path of weights; None after a problem, or for a remote address that is not in the cache."""
   if not addresses.exists(os.path.expanduser(address)) and addresses.is_remote(address):
     with contextlib.suppress(UserError):
       return addresses.local(address, offline=True)
@@ -368,8 +365,8 @@ def read_manifest(path: str) -> Manifest:
     num_hosts = max(1, num_chips // max(1, chips_per_host))
     problems.append(f'parallelism and completions: expected {num_hosts}, the hosts of a {topology} slice with '
                     f'{chips_per_host} chips each, got {hosts} and {completions}.')
-  if chip not in CHIPS:
-    problems.append(f'{_CHIP}: expected one of {", ".join(CHIPS)}, got {chip}.')
+  if chip not in CHIP_BY_LABEL:
+    problems.append(f'{_CHIP}: expected one of {", ".join(CHIP_BY_LABEL)}, got {chip}.')
   if problems:
     raise UserError('\n'.join(f'{path}: {problem}' for problem in problems))
-  return Manifest(shlex.join(['vit-jax', *arguments]), f'{CHIPS[chip]}:{topology}', slices)
+  return Manifest(shlex.join(['vit-jax', *arguments]), f'{CHIP_BY_LABEL[chip]}:{topology}', slices)

@@ -112,10 +112,10 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
     source: where the config was read, for messages.
     overridden: names of the settings on the command line, which override the settings of the checkpoint.
   """
-  table = by_classes.Wanted(by_class, csv)
+  wanted_scores = by_classes.Wanted(by_class, csv)
   destination.check_free([csv] if csv else [], setting='--csv', overwrite=overwrite)
   if config is not None:
-    by_classes.check(table, config)
+    by_classes.check(wanted_scores, config)
   if not weights:
     subject, data, out = _open_run(config, workdir, to, reading, embedded, source=source, overridden=overridden)
     report_dir = workdir or out
@@ -125,7 +125,7 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
       raise UserError('--to: expected either --workdir or --to for the results of weights, got both. Remove one.')
     names = report_card.split_weights(weights)
     if len(names) > 1 or config.name == report_card.NAME:
-      if flag := '--embedded' if embedded else table.flag:
+      if flag := '--embedded' if embedded else wanted_scores.flag:
         raise UserError(f'{flag}: expected one of --weights and another config than report_card, got more. Remove '
                         f'{flag}.')
       return _compare(config, names, reading, overridden=overridden, workdir=to or workdir)
@@ -137,7 +137,7 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
   console.begin_stage('evaluating')
   final = results.measure(evaluators, subject.viewed, subject.state)
   console.end_stage()
-  write_results(final, subject, data, out, shared.fingerprints(), table)
+  write_results(final, subject, data, out, shared.fingerprints(), wanted_scores)
   if subject.weights is not None:
     run_directory.write_text(out / 'config.json', json_files.to_json(subject.config))
     run_directory.write_json(out / 'weights.json', {
@@ -149,8 +149,8 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
 
 
 def write_results(final: results.Final, subject: Subject, data: build.Data, out: storage.Path,
-                  fingerprints: Mapping[str, resources.Fingerprint], table: by_classes.Wanted) -> None:
-  """Prints the results, writes them into the directory `out`, and shows the scores of each class as `table` says."""
+                  fingerprints: Mapping[str, resources.Fingerprint], wanted_scores: by_classes.Wanted) -> None:
+  """Prints the results, writes them into the directory `out`, and shows the scores of each class if they are wanted."""
   config, names = subject.config, data.class_names
   if jax.process_index() == 0:
     results.show(final, num_classes=len(names), recipe=config.data.recipe)
@@ -161,7 +161,7 @@ def write_results(final: results.Final, subject: Subject, data: build.Data, out:
     print(f'Written to {out / "evaluate.json"}', flush=True)
     if final.headline:
       view = f', {final.view} weights' if len(final.results[final.name]) > 1 else ''
-      by_classes.show(table, final.headline.guesses, names, f'{final.name}{view}')
+      by_classes.show(wanted_scores, final.headline.guesses, names, f'{final.name}{view}')
 
 
 def _open_run(config: schema.Config | None, workdir: storage.Path | None, to: storage.Path | None, reading: Reading,
