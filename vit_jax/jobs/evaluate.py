@@ -422,7 +422,7 @@ def needs_head(config: schema.Config) -> bool:
 
 
 def make_subject(config: schema.Config, weights: Weights, *, has_head: bool = True) -> Subject:
-  """Puts weights on the devices, without their head if `has_head` is False. `config` is from `with_weights`."""
+  """Returns weights on the devices, without their head if `has_head` is False. `config` is from `with_weights`."""
   mesh, shard = build.open_mesh(config)
   devices.check_devices(config.model, mesh, name='model')
   params: Params = {name: weights.params[name] for name in ('backbone', 'head', 'head_dist') if name in weights.params}
