@@ -99,7 +99,7 @@ class Job(NamedTuple):
   files: describes the arguments that are not flags; in brackets if they are optional; '' = the job takes none.
   base: for a job without --config: the name of the config whose settings can be overridden; '' = no overrides.
   is_on_cpu: whether the job leaves accelerators to other processes.
-  is_quick: whether the job runs without jax, and shows no stages.
+  is_quick: whether the job takes few seconds, so that it shows no stages.
   """
   summary: str
   module: str
