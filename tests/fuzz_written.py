@@ -359,7 +359,7 @@ def read_small(folder: pathlib.Path) -> Any:
   from vit_jax.jobs import frozen_features
   from vit_jax.record import run_directory
   network, data = Some(source='w'), Some(train=Some(digest='a'), eval=Some(digest='b'))
-  frozen_features._read(folder, network, data)
+  frozen_features._read_comparison(folder, network, data)
   holder = run_directory._read_owner(folder / 'owner.json')
   found = dense.read_probe(str(folder / 'probe.npz'))
   return [str(holder.get('pid')), found.kernel.shape, [str(name) for name in found.class_names.tolist()]]

@@ -40,7 +40,7 @@ def test_commands_are_read() -> None:
     job = commands.JOBS[words[0]]
     given = {word.removeprefix('--').partition('=')[0] for word in words[1:]}
     assert given <= set(job.flags), command
-    if {flag.name for flag in job.needs} <= given:
+    if {flag.name for flag in job.required} <= given:
       main.parse(words)
 
 

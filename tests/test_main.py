@@ -145,7 +145,7 @@ def test_every_job_takes_the_flags_of_its_entry(name: str) -> None:
   own |= set(Reading._fields) if 'reading' in parameters else set()
   assert set(job.flags) - {'flags', 'allow_code'} <= own  # these take effect before the job is imported
   assert all(parameters[one].default is not inspect.Parameter.empty for one in own - set(job.flags))
-  assert ('files' in parameters) == bool(job.words)
+  assert ('files' in parameters) == bool(job.files)
 
 
 def test_the_formats_of_convert_are_those_that_can_be_written() -> None:
@@ -162,16 +162,17 @@ def test_a_report_of_several_runs_needs_a_path(workdirs: str, said: str, capsys:
 
 
 def test_names_may_have_commas_inside_of_quotes() -> None:
-  assert flag_kinds.NAMES.read('cat, red boat,') == ['cat', 'red boat']
-  assert flag_kinds.NAMES.read('"tench, Tinca tinca", goldfish') == ['tench, Tinca tinca', 'goldfish']
+  assert flag_kinds.NAMES.convert('cat, red boat,') == ['cat', 'red boat']
+  assert flag_kinds.NAMES.convert('"tench, Tinca tinca", goldfish') == ['tench, Tinca tinca', 'goldfish']
   with pytest.raises(ValueError, match='end of data'):
-    flag_kinds.NAMES.read('"tench, goldfish')
+    flag_kinds.NAMES.convert('"tench, goldfish')
 
 
-@pytest.mark.parametrize(('kind', 'text'), [('SEVERAL', 'a,'), ('SEVERAL', ''), ('PATHS', 'a=b,a=c'), ('PATHS', 'a=')])
+@pytest.mark.parametrize(('kind', 'text'), [
+    ('DIRECTORIES', 'a,'), ('DIRECTORIES', ''), ('PATHS', 'a=b,a=c'), ('PATHS', 'a=')])
 def test_paths_that_are_empty_or_named_twice_are_refused(kind: str, text: str) -> None:
   with pytest.raises(ValueError, match='^'):
-    getattr(flag_kinds, kind).read(text)
+    getattr(flag_kinds, kind).convert(text)
 
 
 @pytest.mark.parametrize('text', [',', ' ', '"",'])

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 __version__ = '0.1.0'
 __all__ = ('Guess', 'Model', 'UserError', 'list_configs', 'list_models', 'list_weights', 'load')
-_MODULES = {'Guess': 'api', 'Model': 'api', 'UserError': 'core.errors', 'list_configs': 'config.catalog',
-            'list_models': 'recipes.catalog', 'list_weights': 'weights.catalog', 'load': 'api'}
+_MODULE_BY_NAME = {'Guess': 'api', 'Model': 'api', 'UserError': 'core.errors',
+                   'list_configs': 'config.catalog', 'list_models': 'recipes.catalog',
+                   'list_weights': 'weights.catalog', 'load': 'api'}
 
 
 def __getattr__(name: str) -> Any:
-  if name not in _MODULES:
+  if name not in _MODULE_BY_NAME:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}; it has {", ".join(__all__)}')
-  return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
+  return getattr(importlib.import_module(f'{__name__}.{_MODULE_BY_NAME[name]}'), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The Python API: `vit_jax.load(…)` returns a network, which gives classes, features and attention of images.
+"""The Python API: `vit_jax.load(…)` returns a `Model`, whose methods compute classes, features and attention of images.
 
     model = vit_jax.load('ViT-B_16.npz')
     model.classify('cat.jpg')[0][0].name
@@ -25,27 +25,27 @@ __all__ = ['Guess', 'Model', 'load']
 def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = '', view: str = '',
          classes: str | os.PathLike[str] | Sequence[str] = (), allow_download: bool = False,
          allow_nonfinite: bool = False, allow_code: bool = False) -> Model:
-  """Returns the network of a weight file, a folder, a run directory, a URL or a known name, ready to use.
+  """Returns a network, ready to use, from a weight file, a folder, a run directory, a URL or a known name.
 
   Args:
-    where: see `vit_jax.weights.loading.load`.
-    preprocess: replaces the preprocessing that belongs to the weights, such as `imagenet` or `resize=248,image=224`.
+    where: the weights, see `vit_jax.weights.loading.load`.
+    preprocess: preprocessing such as `imagenet` or `resize=248,image=224`; '' = the preprocessing of the weights.
     model: settings that the tensors do not determine, such as `heads=6,gelu=exact`.
-    view: of a run directory: student, ema or teacher; of a file with several networks, which; '' = the one for use.
-    classes: names of the outputs in their order, or a file with one name per line; () = those of the weights.
+    view: which network of a run (student, ema or teacher) or of a file with several; '' = the one for inference.
+    classes: names of the outputs in their order, or a file with one name per line; () = the names in the weights.
     allow_download: whether to download the weights that the config of adapters names.
-    allow_nonfinite: whether to use weights with values that are not finite.
-    allow_code: whether to run modules of the current folder that `config.json` of a run names for its network.
+    allow_nonfinite: whether to use weights with infinite or NaN values.
+    allow_code: whether to run modules of the current folder that the `config.json` of a run names for its network.
 
   Raises:
-    UserError: the weights cannot be read, or there are none; then the error is a FileNotFoundError too.
+    UserError: the weights cannot be read. If they do not exist, the error is also a FileNotFoundError.
   """
-  if (platforms := hardware.platforms()) and not getattr(jax.config, 'jax_platforms', None):
+  platforms = hardware.platforms()
+  if platforms and not getattr(jax.config, 'jax_platforms', None):
     jax.config.update('jax_platforms', platforms)  # otherwise libtpu logs that this machine has no TPU
   if allow_code:
     implementation.trust_folder(os.getcwd())
-  file = os.fspath(classes) if isinstance(classes, str | os.PathLike) else ''
-  names = () if isinstance(classes, str | os.PathLike) else tuple(classes)
   reading = Reading(preprocess, model, view, allow_download, allow_nonfinite)
-  weights = inference.load(os.fspath(where), reading, classes=file)
-  return Model(inference.with_class_names(weights, names))
+  if isinstance(classes, str | os.PathLike):
+    return Model(inference.load(os.fspath(where), reading, classes=os.fspath(classes)))
+  return Model(inference.with_class_names(inference.load(os.fspath(where), reading), tuple(classes)))

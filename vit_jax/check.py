@@ -1,9 +1,9 @@
 """`vit-jax check`: finds problems of a run on this machine, before hardware is requested for it. Compiles nothing.
 
-Launchers call it with the command that they are about to run (`--line`), and a person with the config of a run. `run`
-checks the flags, the config with its overrides, and that data, weights and run directory exist. With `--topology` it
-also checks that mesh, batch and network divide over the devices, and that the memory suffices by arithmetic (`fit`).
-All problems are listed together (exit status 2).
+A person passes the config of a run, and a launcher the command that it is about to run (`--line`). `run` checks the
+flags, the config with its overrides, and that data, weights and run directory exist. With `--topology`, `run` also
+checks that mesh, batch and network divide over the devices, and that the estimated memory suffices (`fit`). All
+problems are listed together (exit status 2).
 """
 from __future__ import annotations
 
@@ -17,88 +17,89 @@ from vit_jax.config import check, durations, schema
 from vit_jax.config.schema import ranges
 from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import check as places
+from vit_jax.jobs import build
+from vit_jax.jobs import check as run_checks
+from vit_jax.models.kernels import devices
+from vit_jax.objectives import kinds
+from vit_jax.parallel import mesh as meshes
 from vit_jax.record import storage
 
-PROGRAMS = ('vit_jax.main', 'vit-jax')
+PROGRAMS = ('vit_jax.main', 'vit-jax')  # ends of the word that names this program in a command line
 
 
 def run(config: schema.Config | None, *, line: str, topology: str, slices: int, data: str, elsewhere: bool,
         manifest: str, workdir: storage.Path | None, allow_code: bool, overridden: Collection[str] = ()) -> int:
-  """Prints one line that says what was checked, and returns the exit status 0.
+  """Prints what was checked, and returns the exit status 0; raises UserError with all problems.
 
   Args:
-    config: of `--config`, or None with `--line`.
-    line: a command line of this program, as text for a shell.
-    topology: hardware that the run is for; '' = not checked.
-    slices: number of such slices; 0 = as in the config.
+    config: the config of the run; None with `line` or `manifest`.
+    line: the command of the run, as text for a shell; '' = none.
+    topology: the hardware of the run, such as `v3-512`; '' = hardware is not checked.
+    slices: the number of slices of this hardware; 0 = the number in the config.
     data: address of the data that the launcher copies to the hosts; replaces {data} in settings.
     elsewhere: whether the run is on other hosts, which have a copy of this checkout and other files.
     manifest: path of a JobSet of Kubernetes, which has the command and the hardware; '' = none.
-    workdir: of the run.
-    allow_code: whether a config file that the manifest names may be run, if it is not one of this package.
-    overridden: settings on the command line.
-
-  Raises:
-    UserError: lists all problems.
+    workdir: the run directory; None = the default.
+    allow_code: whether to run a config file that the manifest names and that is not part of this package.
+    overridden: names of the settings that the command line overrides.
   """
-  if (config is not None) + bool(line) + bool(manifest) != 1:
+  if [config is not None, bool(line), bool(manifest)].count(True) != 1:
     raise UserError('--config: expected one of --config, --line and --manifest, got none or several. See vit-jax check '
                     '--help.')
   if manifest:
-    line, topology, slices = places.read_manifest(manifest)
+    line, topology, slices = run_checks.read_manifest(manifest)
     elsewhere = True
     from vit_jax.replay import planned
-    if not allow_code and (foreign_code := planned.find_foreign_code(_words(line))):  # which is not of this package
+    foreign_code = planned.find_foreign_code(_split_line(line))
+    if foreign_code and not allow_code:
       raise UserError('\n'.join(f'{manifest}: {text}.' for text in foreign_code))
   job: str = 'train'
-  subject: schema.Config | schema.Study | None = config
+  checked: schema.Config | schema.Study | None = config
   if line:
     command = read(line)
     job, workdir = command.job, command.values.get('workdir')
     overridden = {text.partition('=')[0] for text in command.overrides}
-    subject = commands.load_config(command)[0] if 'config' in commands.JOBS[job].flags else None
-  place = places.Location(elsewhere, data, pathlib.Path.cwd())
-  configs = list(subject.runs.values()) if isinstance(subject, schema.Study) else [subject] if subject else []
-  problems = [problem for each in configs for problem in _problems(each, workdir, place)]
+    checked = commands.load_config(command)[0] if 'config' in commands.JOBS[job].flags else None
+  configs = [checked] if isinstance(checked, schema.Config) else []
+  if isinstance(checked, schema.Study):
+    configs = list(checked.runs.values())
+  location = run_checks.Location(elsewhere, data, pathlib.Path.cwd())
+  problems = [text for each in configs for text in _find_problems(each, workdir, location)]
   if job == 'train' and not problems:
-    problems += [problem for each in configs for problem in places.training_problems(each, place, workdir, overridden)]
+    for each in configs:
+      problems += run_checks.training_problems(each, location, workdir, overridden)
   if problems:
     raise UserError('\n'.join(dict.fromkeys(problems)))
-  text = ''
-  if topology and job == 'train' and isinstance(subject, schema.Config):
-    text = fit(subject, topology, slices)
-  name = f' of {subject.name}' if subject else ''
-  print('\n'.join(filter(None, [f'Checked the {job} command{name}: no problems found.', text])))
+  layout = ''
+  if topology and job == 'train' and isinstance(checked, schema.Config):
+    layout = f'\n{fit(checked, topology, slices)}'
+  name = f' of {checked.name}' if checked else ''
+  print(f'Checked the {job} command{name}: no problems found.{layout}')
   return 0
 
 
 def read(line: str) -> commands.Command:
-  """Returns the command of a line such as `python -m vit_jax.main --config=digits`.
-
-  Raises:
-    UserError: it is not one of this program, or has unknown flags.
-  """
+  """Returns the command of a line such as `python -m vit_jax.main --config=digits`, which `main.parse` checks."""
   from vit_jax import main
-  return main.parse(_words(line))
+  return main.parse(_split_line(line))
 
 
-def _words(line: str) -> list[str]:
-  """Returns the arguments of a command line of this program; raises UserError if it is not one."""
+def _split_line(line: str) -> list[str]:
+  """Returns the arguments of a command line; raises UserError if the line does not call this program."""
   try:
     words = shlex.split(line)
   except ValueError:
     raise UserError(f'--line: expected a command line whose quotes are closed, got {line[:80]!r}. Close the quote, or '
                     'remove the backslash at the end.') from None
-  start = next((i for i, word in enumerate(words) if word.endswith(PROGRAMS)), None)
-  if start is None:
+  programs = [position for position, word in enumerate(words) if word.endswith(PROGRAMS)]
+  if not programs:
     raise UserError(f'--line: expected a command with {" or ".join(PROGRAMS)}, got {line!r}. '
                     'Give the complete command in quotes.')
-  return words[start + 1:]
+  return words[programs[0] + 1:]
 
 
-def _problems(config: schema.Config, workdir: storage.Path | None, place: places.Location) -> list[str]:
-  """Returns the problems of a config; of its paths only if its settings have none."""
+def _find_problems(config: schema.Config, workdir: storage.Path | None, location: run_checks.Location) -> list[str]:
+  """Returns the problems of the settings of a config; if `check.check` finds none, also the problems of its paths."""
   try:
     check.check(config)
   except UserError as error:
@@ -107,44 +108,39 @@ def _problems(config: schema.Config, workdir: storage.Path | None, place: places
   for prefix, part in ranges.walk(config):
     if implementation.is_own_type(type(part)) and hasattr(part, 'implementation'):
       try:
-        implementation.of(part)  # imports the person's module that has the code, as a run does at its start
+        implementation.of(part)  # imports the module of the person, as a run does at its start
       except UserError as error:
         problems.append(f'{prefix.rstrip(".")}: {error}')
-  return [*problems, *places.problems(config, workdir, place)]
+  return [*problems, *run_checks.problems(config, workdir, location)]
 
 
 def fit(config: schema.Config, topology: str, slices: int) -> str:
-  """Returns the layout of a run on hardware, as text: mesh, batches and memory of a device.
+  """Returns the layout of a run on hardware as text: mesh, batches and memory of a device.
 
   Raises:
-    UserError: the hardware is not known, the mesh or the batch does not divide over its devices, a schedule is longer
-      than the run, the slices differ from those of the config, or the memory of a device is too small by arithmetic.
+    UserError: the hardware is unknown, the mesh or a batch does not divide over its devices, a schedule is longer than
+      the run, the config has another number of slices, or the estimated memory exceeds that of a device.
   """
-  from vit_jax.models.kernels import devices
-  from vit_jax.objectives import kinds
-  from vit_jax.optim import schedules
-  from vit_jax.plan import plan as plans
+  from vit_jax.plan import plan as plans  # only here: most checks are not for other hardware
   from vit_jax.plan import topologies
   hardware = topologies.for_run(config, topology, slices)
-  # `plans.numbers` opens the data, which may be elsewhere; the numbers of others come from the config.
-  numbers = plans.numbers(config) if config.data.source == 'digits' else places.known_numbers(config)
-  subject = plans.lay_out(plans.Subject(config, hardware, *numbers))
-  if not subject.fits_by_arithmetic:
-    raise UserError(f'{subject.layout}\n--topology: expected hardware with the memory for this run, got {topology}. '
+  # `plans.numbers` opens the data. Other data than the digits of this package may be on other machines only.
+  numbers = plans.numbers(config) if config.data.source == 'digits' else run_checks.known_numbers(config)
+  laid_out = plans.lay_out(plans.Subject(config, hardware, *numbers))
+  if not laid_out.fits_by_arithmetic:
+    raise UserError(f'{laid_out.layout}\n--topology: expected hardware with the memory for this run, got {topology}. '
                     'Use more or larger devices, a smaller network, or a smaller batch_size.')
-  mesh: Any = plans.abstract_mesh(subject)
-  _check_batches(subject.config, mesh)
-  lengths = durations.lengths(config.length, num_examples=subject.num_examples, batch_size=config.batch_size)
-  peak = schedules.peak_rate(config.optimizer, batch_size=config.batch_size)
-  schedules.build(config.optimizer.schedule, peak=peak, lengths=lengths)
-  for name, model in kinds.of(subject.config).models().items():
+  mesh: Any = plans.abstract_mesh(laid_out)
+  _check_batches(laid_out.config, mesh)
+  lengths = durations.lengths(config.length, num_examples=laid_out.num_examples, batch_size=config.batch_size)
+  build.build_schedule(config, lengths)
+  for name, model in kinds.of(laid_out.config).models().items():
     devices.check_devices(model, mesh, name=name)
-  return subject.layout
+  return laid_out.layout
 
 
 def _check_batches(config: schema.Config, mesh: Any) -> None:
-  """Raises UserError with every batch, of training and of evaluations, that does not divide over the devices."""
-  from vit_jax.parallel import mesh as meshes
+  """Raises UserError with a line for each batch, of training or evaluations, that does not divide over the devices."""
   batches = {'batch_size': (config.batch_size, config.microbatches)}
   for name, evaluation in config.evals.items():
     if evaluation.batch_size:

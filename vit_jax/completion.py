@@ -19,11 +19,12 @@ from vit_jax.config import files as configs
 from vit_jax.core.errors import UserError
 
 SHELLS = ('bash', 'zsh', 'fish')
-# In bash, the function below wraps `_shtab_vit_jax`, the function of the script of shtab.
+# bash splits --flag=VALUE into three words, and shtab expects two. The function below leaves out the sign, and then
+# calls `_shtab_vit_jax`, which is in the script of shtab.
 BASH = """
-_vit_jax() {  # bash splits --flag=VALUE at the sign, which shtab does not expect
-  local one words=()
-  for one in "${COMP_WORDS[@]:0:COMP_CWORD+1}"; do [[ $one == = ]] || words+=("${one#--job=}"); done
+_vit_jax() {
+  local word words=()
+  for word in "${COMP_WORDS[@]:0:COMP_CWORD+1}"; do [[ $word == = ]] || words+=("${word#--job=}"); done
   [[ ${COMP_WORDS[COMP_CWORD]} == = ]] && words+=('')
   COMP_WORDS=("${words[@]}") COMP_CWORD=$((${#words[@]} - 1))
   _shtab_vit_jax
@@ -33,25 +34,25 @@ complete -o bashdefault -F _vit_jax vit-jax
 
 
 def run(files: Sequence[str]) -> int:
-  """Prints the script for a shell, `files[0]`, and returns the exit status 0."""
+  """Prints the script for the shell that `files` names, and returns the exit status 0."""
   if len(files) != 1 or files[0] not in SHELLS:
     raise UserError(f'completion: expected bash, zsh or fish, got {" ".join(files)}. Name the shell that you use.')
   program = argparse.ArgumentParser('vit-jax')
   jobs = program.add_subparsers(dest='job')
   for name, job in JOBS.items():
-    parser = jobs.add_parser(name, help=job.line, parents=[main.parser(name)])
+    parser = jobs.add_parser(name, help=job.summary, parents=[main.parser(name)])
     for action in parser._actions:
       if flag := job.flags.get(action.dest):
         if flag.name in ('config', 'configs'):
           action.choices = configs.list_names()
         elif flag.kind and flag.kind.choices:
           action.choices = flag.kind.choices
-        elif flag.kind and flag.kind.is_place or flag.name == WEIGHTS.name:
+        elif (flag.kind and flag.kind.is_path) or flag.name == WEIGHTS.name:
           action.complete = shtab.FILE  # type: ignore[attr-defined]
-    if job.words:
+    if job.files:
       parser.add_argument('words', nargs='*').complete = shtab.FILE  # type: ignore[attr-defined]
   script = shtab.complete(program, files[0])
-  if files[0] == 'zsh':  # "*--top[classes per image]:…" becomes "*--top=[…": the value may follow = as well
+  if files[0] == 'zsh':  # "*--top[classes per image]:…" becomes "*--top=[…", so that the value may also follow a sign
     script = re.sub(r'(?m)^(  "\*--\w+)(\[.*\]:)', r'\1=\2', script)
   print(script + BASH if files[0] == 'bash' else script)
   return 0

@@ -1,12 +1,13 @@
 """The command line: `python -m vit_jax.main --job=… --config=…`, or `vit-jax JOB …`.
 
-`program` is the entry point. It calls `run`, which reads the command line by the table of jobs in `commands.py`
+`program` is the entry point. It calls `run`, which reads the command line with the table of jobs in `commands.py`
 (`parse`), runs the job (`Command.run`), and turns every exception into a message and an exit status
 (`reports.explain`).
 
-The command line is split here and not by `argparse`, which stops at the first error and does not know overrides
-(`--config.NAME=VALUE`): all problems are listed together. `argparse` formats the help of a job, and the package shtab
-reads its parsers. Neither jax nor a job is imported before a job is chosen, so that `--help` is instant.
+This module splits the command line without `argparse`, which stops at the first error and does not know overrides
+(`--config.NAME=VALUE`): `parse` lists all problems together. The `argparse` parsers of `parser` only format the help,
+and describe the flags for shell completion. jax and the module of a job are imported after the job is chosen, so that
+`--help` is instant.
 """
 from __future__ import annotations
 
@@ -55,6 +56,7 @@ Exit status: 0 done; 2 an error that you can fix, with a message; 70 an error in
 command again to resume; 130 interrupted without saving; 141 the reader of the output ended. Of replay also 3 to 7: what
 differs, see docs/guides/replay.md.
 """
+NOT_A_JOB = 'command line: expected a job such as train or a flag such as --config=digits, got {!r}.'
 OVERRIDES = """Settings of the config are overridden with --config.NAME=VALUE, for example
   --config.optimizer.lr=3e-4 --config.length='20 epochs'"""
 
@@ -63,66 +65,69 @@ def parse(arguments: Sequence[str]) -> Command:
   """Reads the arguments after the program's name.
 
   Raises:
-    UserError: lists every flag that is unknown, missing, of another job or has a wrong value, and all problems of the
-      config's name and its overrides.
+    UserError: lists every flag that is unknown, missing, of another job or has a wrong value. If there is one, the
+      error also lists all problems of the name of the config and of its overrides.
   """
   name, words, problems = _find_job(arguments)
   job = JOBS[name]
-  line = _split(job, words)
+  line = _split_words(job, words)
   values: dict[str, Any] = {flag.name: flag.default if flag.kind else False for flag in job.flags.values()}
   for flag_name, texts in line.texts.items():
     try:
-      values[flag_name] = _value(job.flags[flag_name], texts)
+      values[flag_name] = _read_value(job.flags[flag_name], texts)
     except UserError as error:
       problems.append(str(error))
-  problems += [_explain(word, job, str(values.get('config') or job.base)) for word in line.unknown]
-  problems += _missing(name, line)
-  if not job.words:
-    problems += [f'{_not_a_job(word)}{_as_config(job, word) or globs.nearest(word, JOBS)}' for word in line.files]
-  elif not line.files and not job.words.startswith('['):
-    problems.append(f'command line: expected {job.words}, got none.')
-  overrides = line.overrides
-  problems += _repeated(overrides)
-  if overrides and not job.has_settings:
-    problems.append(f'--config.{overrides[0]}: expected no override, as vit-jax {name} takes no config. Remove it.')
+  problems += [_explain_unknown(word, job, str(values.get('config') or job.base)) for word in line.unknown]
+  problems += _find_missing_flags(name, line)
+  if not job.files:
+    problems += [NOT_A_JOB.format(word) + (_suggest_config(job, word) or globs.nearest(word, JOBS))
+                 for word in line.files]
+  elif not line.files and not job.files.startswith('['):
+    problems.append(f'command line: expected {job.files}, got none.')
+  problems += _check_repeated_overrides(line.overrides)
+  if line.overrides and not job.has_settings:
+    problems.append(f'--config.{line.overrides[0]}: expected no override, as vit-jax {name} takes no config. Remove '
+                    'it.')
   if problems:
+    config = values.get('config') or job.base
     try:
-      if config := values.get('config') or job.base:
-        configs.load_study(config, overrides, models=find_model)
+      if config:
+        configs.load_study(config, line.overrides, models=find_model)  # raises the problems of the config
     except UserError as error:
       problems.append(str(error))
     raise UserError('\n'.join([*dict.fromkeys(problems), f'See vit-jax {name} --help.']))
-  return Command(name, values, tuple(overrides), tuple(line.files))
+  return Command(name, values, tuple(line.overrides), tuple(line.files))
 
 
 def _find_job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
-  """Returns the name of the job (`train` if none is given), the other arguments, and problems.
+  """Returns the name of the job (`train` if none is given), the other arguments, and the problem of several names.
 
-  Raises:
-    UserError: there is no such job.
+  Raises UserError if there is no such job.
   """
   words = list(arguments)
   if words and words[0] in JOBS:
     words[0] = f'--job={words[0]}'
   chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
   chooser.add_argument('--job', '-job', nargs='?', const='', action='append', default=[])
-  found, rest = chooser.parse_known_args(words)
-  first = rest[0] if rest and not found.job and not rest[0].startswith('-') else ''
-  if not _as_config(JOBS['train'], first) and (near := globs.nearest(first, JOBS)):
-    raise UserError(_not_a_job(first) + near)  # the only problem: all others would be those of the default job
-  jobs = list(dict.fromkeys(found.job)) or ['train']
-  for job in jobs:
-    if job not in JOBS:
-      raise UserError(f'--job: expected one of {", ".join(JOBS)}, got {job or "none"}.{globs.nearest(job, JOBS)}')
-  return jobs[0], rest, [f'--job: expected one job, got {" and ".join(jobs)}.'] * (len(jobs) > 1)
+  chosen, other_words = chooser.parse_known_args(words)
+  if not chosen.job and other_words and not other_words[0].startswith('-'):  # perhaps a misspelled name of a job
+    suggestion = globs.nearest(other_words[0], JOBS)
+    if suggestion and not _suggest_config(JOBS['train'], other_words[0]):
+      raise UserError(NOT_A_JOB.format(other_words[0]) + suggestion)  # without problems that `train` would have
+  names = list(dict.fromkeys(chosen.job)) or ['train']
+  for name in names:
+    if name not in JOBS:
+      raise UserError(f'--job: expected one of {", ".join(JOBS)}, got {name or "none"}.{globs.nearest(name, JOBS)}')
+  problems = [f'--job: expected one job, got {" and ".join(names)}.'] if len(names) > 1 else []
+  return names[0], other_words, problems
 
 
 class _Line(NamedTuple):
-  """The words of a command line after its job.
+  """The words of a command line after the name of the job, sorted.
 
-  texts: the values of each flag as they were given, by its name; [] for a switch.
-  files: words that are no flags.
-  overrides: settings of the config, as `name=value`.
+  texts: the texts of the values of a flag, in the order of the command line, by the flag's name; [] for a switch.
+  files: words that are not flags.
+  overrides: settings of the config, `name=value` each.
   unknown: names of flags that the job does not have, and `name=value` of switches, which take no value.
   """
   texts: dict[str, list[str]]
@@ -131,8 +136,8 @@ class _Line(NamedTuple):
   unknown: list[str]
 
 
-def _split(job: Job, words: Sequence[str]) -> _Line:
-  """Sorts the words of a command line. A flag and its value are one word, `--top=3`, or two, `--top 3`."""
+def _split_words(job: Job, words: Sequence[str]) -> _Line:
+  """Sorts the words of a command line. A flag and its value are one word (`--top=3`) or two words (`--top 3`)."""
   line = _Line({}, [], [], [])
   switches = {flag.name for other in JOBS.values() for flag in other.flags.values() if not flag.kind}
   queue = list(words)
@@ -149,7 +154,7 @@ def _split(job: Job, words: Sequence[str]) -> _Line:
     elif name not in job.flags:
       line.unknown.append(name)
     elif job.flags[name].kind:
-      line.texts.setdefault(name, []).append(value if equals else job.flags[name].alone)
+      line.texts.setdefault(name, []).append(value if equals else job.flags[name].bare_value)
     elif equals:
       line.unknown.append(f'{name}={value}')
     else:
@@ -157,133 +162,120 @@ def _split(job: Job, words: Sequence[str]) -> _Line:
   return line
 
 
-def _missing(name: str, line: _Line) -> list[str]:
-  """Returns the problems of required flags that are not given, except flags that an unknown word probably means."""
+def _find_missing_flags(name: str, line: _Line) -> list[str]:
+  """Returns a problem for each required flag of a job that is not given and for which no word is a misspelling."""
   job = JOBS[name]
-  meant = {flag for word in line.unknown for flag in globs.similar_names(word, job.flags)}
-  if any(_as_config(job, word) for word in line.files):
-    meant.add('config')
+  misspelled = {flag_name for word in line.unknown for flag_name in globs.similar_names(word, job.flags)}
+  if any(_suggest_config(job, word) for word in line.files):
+    misspelled.add('config')
   return [f'--{flag.name}: expected {flag.kind.expected}, got none. The {name} job needs '
           f'--{flag.name}={flag.kind.metavar}: {flag.help}.'
-          for flag in job.needs if flag.kind and flag.name not in meant | line.texts.keys()]
+          for flag in job.required if flag.kind and flag.name not in misspelled | line.texts.keys()]
 
 
-def _value(flag: Flag, texts: list[str]) -> Any:
+def _read_value(flag: Flag, texts: list[str]) -> Any:
   """Returns the value of a flag that is given once, or several times with the same text; True for a switch."""
   if not flag.kind:
     return True
-  if len(values := list(dict.fromkeys(texts))) > 1:
+  values = list(dict.fromkeys(texts))
+  if len(values) > 1:
     raise UserError(f'--{flag.name}: expected one value, got {_quoted(values)}. Set one, and quote a range in braces.')
   return flag.read(texts[0])
 
 
-def _repeated(overrides: Sequence[str]) -> list[str]:
-  """Returns the problems of settings that are given several paths or sources; warns of several values of other ones.
+def _check_repeated_overrides(overrides: Sequence[str]) -> list[str]:
+  """Returns a problem for each setting with several paths or sources, and warns of other settings with several values.
 
-  A later value overrides an earlier one, so that a script can change its own defaults. For a path this is an error: if
-  `x-{0..9}.tar` is not quoted, the shell makes several arguments of it.
+  The last value is used, so that a script can change its own defaults. Several paths are a problem, because the shell
+  turns `x-{0..9}.tar` without quotes into several arguments.
   """
-  values_of: dict[str, list[str]] = {}
+  values_by_setting: dict[str, list[str]] = {}
   for name, _, value in (override.partition('=') for override in overrides):
-    values_of.setdefault(name, []).append(value)
+    values = values_by_setting.setdefault(name, [])
+    if value not in values:
+      values.append(value)
   problems = []
-  for name, texts in values_of.items():
-    values = list(dict.fromkeys(texts))
-    listed = _quoted(values)
+  for name, values in values_by_setting.items():
     if len(values) > 1 and any('/' in value or ':' in value for value in values):
-      problems.append(f'--config.{name}: expected one value, got {listed}. Set one, and quote a range in braces.')
+      problems.append(f'--config.{name}: expected one value, got {_quoted(values)}. Set one, and quote a range in '
+                      'braces.')
     elif len(values) > 1:
-      log.warning('--config.%s: got %s. The last one is used.', name, listed)
+      log.warning('--config.%s: got %s. The last one is used.', name, _quoted(values))
   return problems
 
 
 def _quoted(values: Sequence[str]) -> str:
-  """Returns up to four values as `'a' and 'b'`; of more than four the first three and the number of the others."""
+  """Returns up to four values as `'a' and 'b'`; of more values, the first three and the number of other values."""
   more = f' and {len(values) - 3:,} more' if len(values) > 4 else ''
   return ' and '.join(map(repr, values[:3] if more else values)) + more
 
 
-def _explain(word: str, job: Job, config: str) -> str:
-  """Returns the problem of a word in `_Line.unknown`, with the flag or the setting that was probably meant.
-
-  Args:
-    word: the name of a flag, or `name=value` of a switch.
-    job: the job, which does not have this flag.
-    config: name of the config whose settings may be meant.
-  """
+def _explain_unknown(word: str, job: Job, config: str) -> str:
+  """Returns the problem of a word in `_Line.unknown`, with the most similar flag of the job or setting of `config`."""
   name, equals, value = word.partition('=')
   if equals:
     return f'--{name}: expected no value, got {value!r}. Set --{name} alone.'
   if owners := [other for other, other_job in JOBS.items() if name in other_job.flags]:
     return f'--{name}: expected a flag of this job, got one of {", ".join(owners)}. Remove it, or run one of these.'
-  wanted = ELSEWHERE.get(name.replace('-', '_'), name.replace('-', '_'))
-  near = globs.nearest(wanted, job.flags, prefix='--')
+  name_here = ELSEWHERE.get(name.replace('-', '_'), name.replace('-', '_'))  # the name in this package
+  suggestion = globs.nearest(name_here, job.flags, prefix='--')
   settings = configs.known_settings(config) if job.has_settings else []
-  meant = [setting for setting in settings if f'.{setting}'.endswith(f'.{wanted}')]  # lr means optimizer.lr
-  if not meant and not near:
-    last_parts = {setting.split('.')[-1] for setting in settings}
-    similar = globs.similar_names(wanted.split('.')[-1], last_parts, cutoff=0.75)
-    meant = [setting for setting in settings if setting.split('.')[-1] in similar]
-  if meant:
-    near = f' Did you mean the setting --config.{" or --config.".join(meant[:3])}?'
-  return f'--{name}: expected a known flag, got --{name}.{near}'
+  similar = [setting for setting in settings if f'.{setting}'.endswith(f'.{name_here}')]  # optimizer.lr for lr
+  if not similar and not suggestion:
+    last_parts = globs.similar_names(
+        name_here.split('.')[-1], {setting.split('.')[-1] for setting in settings}, cutoff=0.75)
+    similar = [setting for setting in settings if setting.split('.')[-1] in last_parts]
+  if similar:
+    suggestion = f' Did you mean the setting --config.{" or --config.".join(similar[:3])}?'
+  return f'--{name}: expected a known flag, got --{name}.{suggestion}'
 
 
-def _not_a_job(word: str) -> str:
-  return f'command line: expected a job such as train or a flag such as --config=digits, got {word!r}.'
-
-
-def _as_config(job: Job, word: str) -> str:
-  """Returns a hint if the job takes a config, and the word names one; else ''."""
+def _suggest_config(job: Job, word: str) -> str:
+  """Returns ` Did you mean --config=WORD?` if the job takes a config, and a config has this name; else ''."""
   is_config = 'config' in job.flags and pathlib.PurePath(word.partition(':')[0]).stem in configs.list_names()
   return f' Did you mean --config={word}?' if is_config else ''
 
 
 def parser(name: str) -> argparse.ArgumentParser:
-  """Returns the parser of a job, for its help and for shell completion; it converts nothing."""
+  """Returns a parser with the flags of a job, for the help and for shell completion; `parse` does not use it."""
   job = JOBS[name]
-  needs = [f'--{flag.name}={flag.kind.metavar}' for flag in job.needs if flag.kind]
-  usage = ['vit-jax', name, *needs, *(['[--flag=VALUE …]'] if job.takes else []), job.words]
+  required = [f'--{flag.name}={flag.kind.metavar}' for flag in job.required if flag.kind]
+  usage = ['vit-jax', name, *required, *(['[--flag=VALUE …]'] if job.optional else []), job.files]
   result = argparse.ArgumentParser(
-      usage=' '.join(usage).rstrip(), description=job.line, epilog=OVERRIDES if job.has_settings else None,
+      usage=' '.join(usage).rstrip(), description=job.summary, epilog=OVERRIDES if job.has_settings else None,
       add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS,
       formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40))
-  for title, flags in (('required', job.needs), ('optional', job.takes)):
+  for title, flags in (('required', job.required), ('optional', job.optional)):
     group = result.add_argument_group(title)
     for flag in flags:
       if flag.kind:
-        metavar = f'[{flag.kind.metavar}]' if flag.alone else flag.kind.metavar
-        group.add_argument(f'--{flag.name}', action='append', metavar=metavar, help=_describe(flag))
+        metavar = f'[{flag.kind.metavar}]' if flag.bare_value else flag.kind.metavar
+        group.add_argument(f'--{flag.name}', action='append', metavar=metavar, help=_flag_help(flag))
       else:
         group.add_argument(f'--{flag.name}', action='store_true', help=flag.help)
   return result
 
 
-def _describe(flag: Flag) -> str:
-  """Returns the help of a flag, with its limits and its default."""
-  default = flag.usual or ('' if flag.default in (None, '', []) else str(flag.default))
+def _flag_help(flag: Flag) -> str:
+  """Returns the help of a flag, with the limits and the default of its value."""
+  default = flag.default_text or ('' if flag.default in (None, '', []) else str(flag.default))
   notes = '; '.join(filter(None, [flag.kind.limits if flag.kind else '', f'default: {default}' if default else '']))
   return (f'{flag.help} ({notes})' if notes else flag.help).replace('%', '%%')
 
 
 def help_text(arguments: Sequence[str] = ()) -> str:
-  """Returns the help of the job that the arguments name, or that of the program.
-
-  Raises:
-    UserError: there is no such job.
-  """
+  """Returns the help of the job that the arguments name, or of the program; raises UserError for an unknown job."""
   words = [word for word in arguments if word not in HELP_WORDS]
   if words:
     return parser(_find_job(words)[0]).format_help()
   width = max(map(len, JOBS)) + 2
-  return HELP.format(jobs='\n'.join(f'  {name:<{width}}{job.line}' for name, job in JOBS.items()))
+  return HELP.format(jobs='\n'.join(f'  {name:<{width}}{job.summary}' for name, job in JOBS.items()))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-  """Runs a command line and returns its exit status; every exception becomes a message, see `core/reports.py`.
+  """Runs a command line and returns the exit status; every exception becomes a message, see `core/reports.py`.
 
-  Args:
-    arguments: after the program's name; None = those of this process.
+  `arguments` are the words after the program's name; None = the arguments of this process.
   """
   words = list(sys.argv[1:] if arguments is None else arguments)
   try:
@@ -292,14 +284,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     print(reports.explain(error, words).message, file=sys.stderr)
     return failures.USER_ERROR
   with console.verbosity_set(verbosity):
-    return _run(words)
+    return _run_words(words)
 
 
-def _run(arguments: list[str]) -> int:
-  """Runs a command line without -q and -v, as `run`."""
+def _run_words(arguments: list[str]) -> int:
+  """Does the work of `run` for a command line from which -q and -v have been removed."""
   try:
     if isinstance(sys.stdout, io.TextIOWrapper):
-      sys.stdout.reconfigure(errors='backslashreplace')  # names of files need not be text
+      sys.stdout.reconfigure(errors='backslashreplace')  # names of files may be other bytes than UTF-8
     if arguments in (['--version'], ['version']):
       print(reports.versions())
       status = 0
@@ -330,13 +322,14 @@ def _run(arguments: list[str]) -> int:
 def open_streams() -> None:
   """Opens the null device as each standard stream that is closed, as in cron jobs and daemons.
 
-  Otherwise the next file that is opened would have its number, and what libraries print would be written into it.
+  Otherwise the next file that is opened would get the stream's file descriptor, and the output of libraries would be
+  written into that file.
   """
-  for number in range(3):
+  for descriptor in range(3):
     try:
-      os.fstat(number)
+      os.fstat(descriptor)
     except OSError:
-      os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+      os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `descriptor`
   for name in ('stdout', 'stderr'):
     if getattr(sys, name) is None:
       setattr(sys, name, open(os.devnull, 'w', encoding='utf-8', errors='backslashreplace'))
@@ -346,8 +339,8 @@ def program() -> None:
   """Runs the command line of this process and exits. A second Ctrl-C exits at once, without closing anything."""
   open_streams()
   implementation.leave_current_folder()
-  gc.set_threshold(50_000, 20, 50)  # by default, the search for garbage is a tenth of the time to the first step
-  os.environ.setdefault('PYTHONWARNINGS', 'ignore:resource_tracker')  # it warns of semaphores that an interrupt leaves
+  gc.set_threshold(50_000, 20, 50)  # with the defaults, garbage collection takes 10 % of the time to the first step
+  os.environ.setdefault('PYTHONWARNINGS', 'ignore:resource_tracker')  # of semaphores that an interrupt leaves open
   signals.watch()
   status = run()
   if status == signals.INTERRUPTED:  # a normal exit would wait for threads and for saves

@@ -60,10 +60,10 @@ def jobs() -> str:
   lines = ['# Jobs and flags', '', 'A command is `vit-jax JOB --flag=VALUE …`. Generated from `vit_jax/commands.py`; '
            '`vit-jax JOB --help` shows the same.', '']
   for name, job in commands.JOBS.items():
-    usage = ' '.join(['vit-jax', name, *(f'--{flag.name}={flag.kind.metavar}' for flag in job.needs if flag.kind),
-                      '[--flag=VALUE …]' if job.takes else '', job.words]).strip()
-    lines += [f'## {name}', '', escaped(job.line), '', '```text', ' '.join(usage.split()), '```', '']
-    rows = [(f'`--{flag.name}`', _flag_type(flag), _default(flag, flag in job.needs), flag.help)
+    usage = ' '.join(['vit-jax', name, *(f'--{flag.name}={flag.kind.metavar}' for flag in job.required if flag.kind),
+                      '[--flag=VALUE …]' if job.optional else '', job.files]).strip()
+    lines += [f'## {name}', '', escaped(job.summary), '', '```text', ' '.join(usage.split()), '```', '']
+    rows = [(f'`--{flag.name}`', _flag_type(flag), _default(flag, flag in job.required), flag.help)
             for flag in job.flags.values()]
     lines += table(('flag', 'type and range', 'default', 'meaning'), rows) if rows else []
     if 'config' in job.flags:
@@ -78,7 +78,9 @@ def _flag_type(flag: commands.Flag) -> str:
 
 
 def _default(flag: commands.Flag, is_needed: bool) -> str:
-  return 'required' if is_needed else flag.usual or ('' if flag.default in (None, '', []) else f'`{flag.default}`')
+  if is_needed:
+    return 'required'
+  return flag.default_text or ('' if flag.default in (None, '', []) else f'`{flag.default}`')
 
 
 SECTIONS = {'model': 'the network', 'objective': 'what is learned', 'data': 'images and augmentation',

@@ -86,7 +86,7 @@ def test_parameters_and_views_are_averaged_and_the_rest_is_that_of_the_newest() 
 
   compared: list[object] = []
   _, state, about = average.read_average(Saved(), None, find_steps=lambda: [2, 3, 7],  # type: ignore[arg-type]
-                                         check_settings=compared.append, tries=1)
+                                         check_settings=compared.append, max_tries=1)
   # Two means of f32 values below 16, each of three operations.
   np.testing.assert_allclose(state.params['kernel'], np.full((2, 3), 4.), rtol=6 * 2.**-24)
   np.testing.assert_allclose(state.extra['ema']['kernel'], 8., rtol=6 * 2.**-24)
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_freed_before_the_next_is_read() -> None:
       return checkpoint_reader.Restored(TrainState(np.int32(step), {'a': np.float32(step)}, {'mu': moment}, {}), {})
 
   average.read_average(Saved(), None, find_steps=lambda: [2, 3, 7],  # type: ignore[arg-type]
-                       check_settings=lambda about: None, tries=1)
+                       check_settings=lambda about: None, max_tries=1)
   assert alive == [[], [False], [False, False]] and seen[-1]() is None
 
 
@@ -120,14 +120,14 @@ def test_a_checkpoint_is_freed_before_the_next_is_read() -> None:
     ({'steps': [4]}, r'--steps: expected at least two .* got 4\.')])
 def test_an_impossible_choice_of_checkpoints_is_refused(flags: dict[str, Any], said: str) -> None:
   with pytest.raises(UserError, match=said):
-    average.choose([2, 4, 6, 7], workdir=pathlib.Path('a'), **({'last': None, 'steps': None} | flags))
+    average.choose_steps([2, 4, 6, 7], workdir=pathlib.Path('a'), **({'last': None, 'steps': None} | flags))
 
 
 @pytest.mark.parametrize('saved', [[], [7]])
 def test_a_run_with_fewer_than_two_checkpoints_has_no_average(saved: list[int]) -> None:
   said = rf'--workdir=a: expected a run with at least two checkpoints, got {len(saved)}\.'
   with pytest.raises(UserError, match=said):
-    average.choose(saved, last=2, steps=None, workdir=pathlib.Path('a'))
+    average.choose_steps(saved, last=2, steps=None, workdir=pathlib.Path('a'))
 
 
 @pytest.mark.slow(reason='6 s with the run that it reads')
@@ -193,7 +193,7 @@ def test_the_newest_checkpoints_are_chosen_again_when_a_live_run_removed_one() -
   def read(found: list[list[int]], tries: int) -> average.Average:
     steps = iter(found)
     return average.read_average(Saved(), None, find_steps=lambda: next(steps),  # type: ignore[arg-type]
-                                check_settings=lambda about: None, tries=tries)
+                                check_settings=lambda about: None, max_tries=tries)
   steps, state, about = read([[2, 4], [4, 6], [6, 8]], tries=5)
   assert (steps, about, float(state.params['a'])) == ([6, 8], {'step': 8}, 7.)
   with pytest.raises(checkpoint_reader.Removed, match='2: gone'):

@@ -233,7 +233,7 @@ def test_a_file_that_is_no_weights_is_refused_unless_it_is_large(tmp_path: pathl
   np.savez(tmp_path / 'x.npz', some=np.zeros(3))
   lit = ['lit_cifar10:source=digits', *LIT, f'init_from={tmp_path}/x.npz']
   assert f'{tmp_path}/x.npz cannot be used: its 1 tensors are named as in no known family' in found(*lit)
-  monkeypatch.setattr(check, 'LARGE_BYTES', 10)
+  monkeypatch.setattr(check, 'MAX_WEIGHTS_BYTES', 10)
   assert found(*lit) == ''
 
 

@@ -62,7 +62,7 @@ def test_a_folder_of_any_layout_has_images_to_evaluate_on(
 def test_a_large_folder_holds_out_a_tenth_and_the_command_line_decides(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   source = fill(tmp_path / 'a', '', each=10)
-  monkeypatch.setattr(finetune, 'SMALL', 30)
+  monkeypatch.setattr(finetune, 'SMALL_DATASET', 30)
   assert [len(splits(source, *one).evaluated) for one in ((), ('data.holdout=0.5',))] == [3, 15]
   with pytest.raises(UserError, match='split of folder:.*: expected one of test, train, got'):
     splits(source, 'data.eval_split=other')
@@ -288,7 +288,7 @@ def test_the_last_of_several_views_is_read(tmp_path: pathlib.Path, monkeypatch: 
 
 @pytest.mark.parametrize(('tuned', 'is_as_good'), [(.9, True), (.94, True), (.96, False)])
 def test_frozen_features_that_are_as_good_are_recommended(tuned: float, is_as_good: bool) -> None:
-  found = frozen_features.Compared(knn=.8, logistic=.92, num_images=100, seconds=12.3)
+  found = frozen_features.Comparison(knn=.8, logistic=.92, num_images=100, seconds=12.3)
   data = schema.Data(source='folder:my photos', eval_split='val', holdout=.2)
   text = frozen_features.describe(found, tuned, 'vit.npz', data)
   assert text.startswith('Features of vit.npz without fine-tuning: k-NN 80.00%, logistic regression 92.00%; '
@@ -316,8 +316,8 @@ def test_frozen_features_are_compared_only_of_few_images_with_one_class_each(
   several = dataclasses.replace(config, data=dataclasses.replace(config.data, max_labels=2))
   gray = dataclasses.replace(config, data=dataclasses.replace(config.data, channels=1))
   assert report(several) == report(gray) == 0
-  monkeypatch.setattr(frozen_features, 'MOST_IMAGES', 20)
+  monkeypatch.setattr(frozen_features, 'MAX_IMAGES', 20)
   assert report(config) == 0 and not caplog.records
-  monkeypatch.setattr(frozen_features, 'MOST_IMAGES', 21)
+  monkeypatch.setattr(frozen_features, 'MAX_IMAGES', 21)
   assert report(config) == 1  # and the error does not end the finished run
   assert 'Frozen features were not compared: ZeroDivisionError' in caplog.text

@@ -57,15 +57,15 @@ def test_a_step_that_waits_is_one_warning_with_the_number_of_processes(
 
 def test_a_window_lasts_long_enough_but_not_for_ever(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(host_speed, 'SECONDS', 9.)
+  monkeypatch.setattr(host_speed, 'MIN_WINDOW_S', 9.)
   run = Run(monkeypatch)  # 40 steps take 4.9 s
-  run.go(host_speed.FIRST + host_speed.STEPS)
+  run.go(host_speed.WARMUP_STEPS + host_speed.WINDOW_STEPS)
   assert not caplog.records
-  run.go(host_speed.STEPS)
+  run.go(host_speed.WINDOW_STEPS)
   assert len(caplog.records) == 1
-  monkeypatch.setattr(host_speed, 'SECONDS', 1e9)
+  monkeypatch.setattr(host_speed, 'MIN_WINDOW_S', 1e9)
   run = Run(monkeypatch)
-  run.go(host_speed.FIRST + host_speed.MOST_STEPS)
+  run.go(host_speed.WARMUP_STEPS + host_speed.MAX_WINDOW_STEPS)
   assert len(caplog.records) == 2
 
 

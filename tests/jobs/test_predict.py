@@ -252,11 +252,11 @@ def test_a_tilde_in_the_name_of_an_image_is_the_home_directory(
 
 @pytest.mark.parametrize(('flag', 'given', 'expected'), [
     ('FILE', '~/x.txt', '{home}/x.txt'), ('PATHS', 'a=~/x,b=y', {'a': '{home}/x', 'b': 'y'}),
-    ('LOCAL', '~/x.csv', '{home}/x.csv'), ('FILE', 'hf://a/b', 'hf://a/b')])
+    ('LOCAL_PATH', '~/x.csv', '{home}/x.csv'), ('FILE', 'hf://a/b', 'hf://a/b')])
 def test_a_tilde_in_a_flag_is_the_home_directory(flag: str, given: str, expected: object, tmp_path: pathlib.Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setenv('HOME', str(tmp_path))
-  found = getattr(flag_kinds, flag).read(given)
+  found = getattr(flag_kinds, flag).convert(given)
   assert str(found) == str(expected).replace('{home}', str(tmp_path))
 
 

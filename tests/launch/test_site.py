@@ -35,7 +35,7 @@ def test_the_page_of_jobs_has_every_flag_with_its_range_and_default() -> None:
   text = load('reference').jobs()
   for name, job in JOBS.items():
     part = re.split(r'(?m)^## ', text.split(f'\n## {name}\n')[1])[0]
-    assert job.line in part
+    assert job.summary in part
     for flag in job.flags.values():
       assert f'| `--{flag.name}` |' in part, (name, flag.name)
   assert '| `--processes` | `N`, 1 to 1,024 | `1` | runs at the same time |' in text

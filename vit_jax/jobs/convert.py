@@ -1,6 +1,6 @@
 """`--job=convert`: converts weights between formats, with a report of every tensor.
 
-The formats, and how a file is read back after it is written, are in `weights/saving.py`.
+`commands.Command.run` calls `run`. `weights/saving.py` writes the formats, and reads each file back to compare it.
 """
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ log = logging.getLogger('vit_jax.jobs')
 
 
 def run(weights: str, to: str, *, family: str, reading: Reading, classes: str, overwrite: bool) -> int:
-  """Converts weights; exit status 0.
+  """Converts weights, prints where they are, and returns the exit status 0.
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
-    to: a local path, see `saving.save`.
-    family: one of `saving.FORMATS`, or peft for the adapters of a run; '' = by the suffix of `to`.
-    overwrite: replace what is at `to`.
+    to: the local path to write, see `saving.save`.
+    family: the format, one of `saving.FORMATS`, or `peft` for the adapters of a run; '' = by the suffix of `to`.
+    overwrite: whether to replace a file or folder at `to`.
   """
   if family == peft_saving.FAMILY:
     peft_saving.check({**reading._asdict(), 'view': '', 'classes': classes})

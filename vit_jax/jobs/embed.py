@@ -1,9 +1,9 @@
 """`--job=embed`: writes features, probabilities or tokens of any number of images, or the vectors of texts, as files.
 
-`commands.Command.run` calls `run`, in every process. It checks the flags, opens what needs no weights (image files, a
-file of texts), loads the weights, opens the split of a source, and lets `many_images` compute and write, part by part,
-so that the same command resumes. Texts are the lines of a file or the captions of a source. This module does not know
-the formats of the files.
+`commands.Command.run` calls `run`, in every process. `run` checks the flags, opens image files or a file of texts,
+loads the weights, opens the split of a source, and calls `many_images`, which computes and writes part by part, so that
+the same command resumes. Texts are the lines of a file or the captions of a source. This module does not know the
+formats of the files.
 """
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger('vit_jax.jobs')
 
 TEXTS = 'texts'  # a value of --what
-TEXT_FILE = 'texts:'  # the prefix of --data=texts:FILE
+TEXT_FILE_PREFIX = 'texts:'  # of --data=texts:FILE
 _MAX_CAPTIONS = 1_000  # of an image
 
 
@@ -54,7 +54,7 @@ class Texts(NamedTuple):
   """Texts to embed.
 
   texts: lines of a file or captions of a source, without empty ones.
-  ids: `[T] i64`, the number of the line, or of the image in the source, of each text, from 0.
+  ids: `[T] i64`, for each text the index of its line in the file, or of its image in the source.
   source: `texts:FILE`, or the name of the source.
   """
   texts: list[str]
@@ -66,31 +66,30 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
         what: str = '', blocks: Sequence[int] = (), format: str = '', classes: str = '',
         follow_links: bool = False, tokenizer: str = '', reading: Reading = AS_FOUND, changes: Sequence[str] = (),
         overridden: Collection[str] = ()) -> int:
-  """Writes what weights give for images or texts; exit status 0, or 75 after a signal to stop.
+  """Writes the outputs of a network for images or texts. Returns the exit status 0, or 75 after a signal to stop.
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
     to, format: see `many_images.embed`.
     files: files and folders of images.
     data: a source in place of files, or `texts:FILE`, a file with a text in each line.
-    split: of the source; '' = `train`, or all images of a source without splits.
+    split: the split of the source; '' = `train`, or all images of a source without splits.
     what: `features`, `probabilities`, `tokens` or `vectors` of images (see `many_images.Wanted`), or `texts`, the
-      vectors of the captions of a source; '' = `features`, or `texts` of a file with texts.
+      vectors of the captions of a source; '' = `features`, or `texts` for a file of texts.
     blocks: see `many_images.Wanted`.
     tokenizer: the tokenizer file for `texts` and `vectors`; '' = the one beside the weights.
-    follow_links: also read files outside of a folder to which links in it lead.
+    follow_links: whether to read files outside of a folder to which links in the folder lead.
     changes: overrides of the config `evaluate`, `NAME=VALUE` each: `data`, `batch_size`, `image_px`.
-    overridden: their names.
+    overridden: the names of the overridden settings.
 
-  Raises:
-    UserError: the weights, the images or an override cannot be used, or `to` has other content.
+  Raises UserError if the weights, the images or an override cannot be used, or `to` has other content.
   """
-  what = what or (TEXTS if data.startswith(TEXT_FILE) else many_images.FEATURES)
+  what = what or (TEXTS if data.startswith(TEXT_FILE_PREFIX) else many_images.FEATURES)
   _check_flags(files, data, split=split, what=what, blocks=blocks, classes=classes, follow_links=follow_links,
                tokenizer=tokenizer)
   evaluate.check_overridden(overridden)
   config = overrides.apply({'': config_files.load('evaluate', [])}, list(changes), models=sizes.model)['']
-  texts = _read_lines(data) if data.startswith(TEXT_FILE) else None
+  texts = _read_lines(data) if data.startswith(TEXT_FILE_PREFIX) else None
   images: Source | None = None
   if files:
     paths = list(image_list.find(files, follow_links=follow_links))
@@ -117,8 +116,8 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
 
 def _check_flags(files: Sequence[str], data: str, *, split: str, what: str, blocks: Sequence[int], classes: str,
                  follow_links: bool, tokenizer: str) -> None:
-  """Raises UserError if flags cannot be combined, or have no effect on what is to be written."""
-  is_text_file = data.startswith(TEXT_FILE)
+  """Raises UserError if flags cannot be combined, or if a flag has no effect on the output."""
+  is_text_file = data.startswith(TEXT_FILE_PREFIX)
   if bool(files) == bool(data):
     raise UserError(f'--data: expected either a source or files, got {"both" if data else "none"}. Name files and '
                     'folders, or set --data=folder:PATH.')
@@ -131,42 +130,43 @@ def _check_flags(files: Sequence[str], data: str, *, split: str, what: str, bloc
     raise UserError(f'--what: expected texts with --data=texts:FILE, got {what}. Remove --what.')
   if is_text_file and split:
     raise UserError(f'--split: expected none with --data=texts:FILE, got {split}. Remove it.')
-  if what == TEXTS:  # flags of images have no effect on their vectors; folders of captions may have links
-    given = {'blocks': ','.join(map(str, blocks)), 'classes': classes,
-             'follow_links': 'true' if follow_links and is_text_file else ''}
+  if what == TEXTS:
+    value_by_flag = {'blocks': ','.join(map(str, blocks)), 'classes': classes}  # these flags are for images alone
+    if follow_links and is_text_file:  # a folder of images and captions may have links
+      value_by_flag['follow_links'] = 'true'
     if problems := [f'--{name}: expected none with texts, got {value}. Remove it.'
-                    for name, value in given.items() if value]:
+                    for name, value in value_by_flag.items() if value]:
       raise UserError('\n'.join(problems))
   elif tokenizer and what != many_images.VECTORS:
     raise UserError(f'--tokenizer: expected --what=texts or vectors, got --what={what}. Remove --tokenizer.')
 
 
 def _read_lines(data: str) -> Texts:
-  """Returns the lines that are not empty of the file in `texts:FILE`, without spaces around them."""
-  path = data.removeprefix(TEXT_FILE)
-  if not os.path.exists(os.path.expanduser(path)):  # in plainer words than those of the system
+  """Returns the lines of the file in `texts:FILE`, without empty lines, and without spaces around a text."""
+  path = data.removeprefix(TEXT_FILE_PREFIX)
+  if not os.path.exists(os.path.expanduser(path)):  # This message is plainer than that of the operating system.
     raise UserError(f'--data={data}: expected a file with a text in each line, got no file of this name. Correct the '
                     'path.')
   content = documents.read_text(path, f'--data={data}', expected='a text in each line, in UTF-8',
                                 advice='Correct the file.')
   lines = [line.strip() for line in user_files.split_lines(content)]
-  ids = [number for number, line in enumerate(lines) if line]
+  ids = [line_id for line_id, line in enumerate(lines) if line]
   if not ids:
     raise UserError(f'--data={data}: expected a text in each line, got none. Correct the file.')
-  return Texts([lines[number] for number in ids], np.array(ids, np.int64), data)
+  return Texts([lines[line_id] for line_id in ids], np.array(ids, np.int64), data)
 
 
 def _read_captions(images: Source) -> Texts:
-  """Returns all captions of the images of a source; images without any are left out."""
+  """Returns all captions of all images of a source."""
   advice = ('Name another source with --data, or write the texts into a file, a text in each line, and set '
             '--data=texts:FILE.')
-  by_image = caption_retrieval.read_texts(images, TextRule.NONE, _MAX_CAPTIONS, '--what=texts', advice=advice)
-  ids = [number for number, captions in enumerate(by_image) for _ in captions]
-  return Texts([text for captions in by_image for text in captions], np.array(ids, np.int64), images.name)
+  captions_by_image = caption_retrieval.read_texts(images, TextRule.NONE, _MAX_CAPTIONS, '--what=texts', advice=advice)
+  ids = [image_id for image_id, captions in enumerate(captions_by_image) for _ in captions]
+  return Texts([text for captions in captions_by_image for text in captions], np.array(ids, np.int64), images.name)
 
 
 def _open_split(config: schema.Config, data: str, *, split: str, follow_links: bool) -> tuple[schema.Config, Source]:
-  """Returns the config with a source in place of its own, and a split of that source."""
+  """Returns the config with the source `data` in place of its own source, and the split of the source."""
   config = dataclasses.replace(config, data=dataclasses.replace(
       config.data, source=data, follow_links=config.data.follow_links or follow_links))
   console.begin_stage('opening the data')
@@ -178,7 +178,7 @@ def _open_split(config: schema.Config, data: str, *, split: str, follow_links: b
 
 def _load(config: schema.Config, weights: str, *, reading: Reading, classes: str,
           overridden: Collection[str]) -> tuple[schema.Config, Weights]:
-  """Returns the weights, whose outputs are named as the file `classes` does, and the config with their network."""
+  """Returns the config with the network of the weights, and the weights with the class names of the file `classes`."""
   names = naming.read(classes, setting='--classes') if classes else ()
   loaded = inference.with_class_names(
       evaluate.load_weights(config, weights, reading, overridden), names, source=f'--classes={classes}')
@@ -188,15 +188,15 @@ def _load(config: schema.Config, weights: str, *, reading: Reading, classes: str
 
 
 def _load_encoder(weights: Weights, tokenizer: str) -> TextEncoder:
-  """Returns the text side of weights. Raises UserError if they have none."""
-  from vit_jax.weights import text_encoder  # only here: most weights are read without it
+  """Returns the text tower of weights. Raises UserError if the weights have none."""
+  from vit_jax.weights import text_encoder  # only here: most runs of this job need no text tower
   console.begin_stage('loading the text tower')
   return text_encoder.load(weights.given or weights.source, weights, tokenizer_file=tokenizer)
 
 
 def _write_images(weights: Weights, images: Source, to: pathlib.Path, *, what: str, blocks: Sequence[int],
                   tokenizer: str, config: schema.Config, format: str) -> int:
-  """Writes features, probabilities, tokens or vectors of images; exit status 0. Raises Stopped."""
+  """Writes features, probabilities, tokens or vectors of images; returns 0. Raises `many_images.Stopped`."""
   # The projection of features to vectors comes with the text tower.
   project = _load_encoder(weights, tokenizer).project if what == many_images.VECTORS else None
   console.begin_stage('compiling, reading the first images')
@@ -208,7 +208,7 @@ def _write_images(weights: Weights, images: Source, to: pathlib.Path, *, what: s
 
 def _write_texts(weights: Weights, texts: Texts, to: pathlib.Path, *, config: schema.Config, format: str,
                  tokenizer: str) -> int:
-  """Writes the vectors of texts; exit status 0. Raises Stopped."""
+  """Writes the vectors of texts; returns 0. Raises `many_images.Stopped`."""
   encoder = _load_encoder(weights, tokenizer)
   console.begin_stage('compiling')
   info = _describe_texts(weights, texts, encoder, config=config)
@@ -220,8 +220,8 @@ def _write_texts(weights: Weights, texts: Texts, to: pathlib.Path, *, config: sc
 
 
 def _describe_texts(weights: Weights, texts: Texts, encoder: TextEncoder, *, config: schema.Config) -> dict[str, Any]:
-  """Returns what the files of vectors hold, as `embedding.Work.info`; files with another one are not resumed."""
-  shape = encoder.embed(texts.texts[:1]).shape[1:]  # is computed, as an encoder does not state it
+  """Returns the description of the files, `embedding.Work.info`; files with another description are not resumed."""
+  shape = encoder.embed(texts.texts[:1]).shape[1:]  # embeds a text, as an encoder does not have the shape of a vector
   num_texts = len(texts.texts)
   digest = hashlib.sha256(json.dumps([texts.ids.tolist(), texts.texts]).encode()).hexdigest()
   return {'format': embedding_files.FORMAT, 'what': TEXTS, 'shape': list(shape), 'dtype': 'float32', 'blocks': [],
@@ -232,10 +232,10 @@ def _describe_texts(weights: Weights, texts: Texts, encoder: TextEncoder, *, con
 
 
 def _report(notes: embedding_files.Notes | None, to: pathlib.Path, *, content: str) -> int:
-  """Prints that `to` has the content; `notes` are what writing it returned. Exit status 0."""
+  """Prints that `to` has the content, and returns 0; `notes` is None if all files were complete before this start."""
   console.end_stage()
   if jax.process_index() == 0:
-    num_bad = sum(note['num_bad'] for note in notes or ())  # `notes` is None if the files were complete before
+    num_bad = sum(note['num_bad'] for note in notes or ())
     print(f'{"Already in" if notes is None else "Written to"} {to}: {content}'
           + (f', {num_bad:,} of which could not be decoded and have no row.' if num_bad else '.'), flush=True)
   return 0

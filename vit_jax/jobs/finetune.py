@@ -1,13 +1,13 @@
-"""`--job=finetune`: fine-tunes weights on images: `train` with the config `finetune:…,own` and the weights' network.
+"""`--job=finetune`: fine-tunes weights on images, by the job `train` with a config that follows from both.
 
 `commands.Command.run` calls `run`; `pretrain.run` also uses `begin`, `apply` and `run_name`. The settings come from:
 
   the weights           network, normalization, resolution and resizing of images, and the kind of random crops
   the number of images  batch size, length and warm-up (`recipes.finetune.scale`), and the splits (`choose_splits`)
-  `--config.NAME=VALUE` any setting but the network, the weights and the data
-  the config            all other settings
+  `--config.NAME=VALUE` any setting except the network, the weights and the data
+  the config `CONFIG`   all other settings
 
-The checkpoint with the best accuracy on the evaluated split is kept, and its weights are those of the run.
+Jobs that read the finished run use the checkpoint with the best accuracy on the evaluated split.
 """
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from vit_jax.weights.network import Weights
 log = logging.getLogger('vit_jax.jobs')
 
 CONFIG = 'finetune:B/16,own'
-"""The config; the network of the weights replaces its network."""
+"""The name of the config, whose network is replaced by the network of the weights."""
 VAL = 'val'
-"""The name of the evaluation, whatever its split is called."""
-SMALL, SMALL_HOLDOUT = 1_000, .2
-"""Of fewer images than `SMALL`, this part is held out to evaluate on, where `data.holdout` has its default."""
-FLAGS = {'model': '--weights', 'init_from': '--weights', 'init_settings': '--weights', 'data.source': '--data',
-         'name': '--workdir'}
-"""Settings that cannot be overridden, and the flags that set them."""
+"""The name of the evaluation in the config, for a split with any name."""
+SMALL_DATASET, SMALL_HOLDOUT = 1_000, .2
+"""A dataset with fewer images is small: `SMALL_HOLDOUT` replaces the default of `data.holdout`."""
+FLAG_BY_SETTING = {'model': '--weights', 'init_from': '--weights', 'init_settings': '--weights',
+                   'data.source': '--data', 'name': '--workdir'}
+"""Settings that cannot be overridden, with the flags that set them."""
 
 
 class Splits(NamedTuple):
-  """The images to train and to evaluate on, and the settings `data` that open them."""
+  """The images to train and to evaluate on, and the settings `data` of a config that opens them."""
   data: schema.Data
   train: Source
   evaluated: Source
@@ -57,16 +57,15 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, com
   """Fine-tunes until the end (exit status 0) or until a signal to stop, as `train.run` does.
 
   Args:
-    weights: what to fine-tune, see `weights.loading.load`.
-    data: the images, as `data.source`.
+    weights: the weights to fine-tune, see `weights.loading.load`.
+    data: the images, in the form of the setting `data.source`.
     workdir: the run directory; None = `runs/finetune_WEIGHTS_DATA`, where only a run with the same settings is resumed.
-    lora: rank of adapters to train in place of all weights; 0 = train all.
-    compare: 'yes' = compare a finished run with frozen features, see `frozen_features`; 'no' = do not.
-    changes: overrides of the config, `NAME=VALUE` each.
-    overridden: their names.
+    lora: the rank of adapters to train in place of all weights; 0 = all weights are trained.
+    compare: whether to compare the finished run with frozen features (`frozen_features.py`): `yes` or `no`.
+    changes: the overrides of the config, `NAME=VALUE` each.
+    overridden: the names of the overridden settings.
 
-  Raises:
-    UserError: the weights, the images or an override cannot be used.
+  Raises UserError if the weights, the images or an override cannot be used.
   """
   run_folder = workdir or train.default_workdir(run_name('finetune', weights, data))
   images, network, process_id = begin(load_config(lora=lora), weights, data, run_folder, changes, what='fine-tuning')
@@ -85,18 +84,17 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, com
 
 def begin(base: schema.Config, weights: str, data: str, run_folder: storage.Path, changes: Sequence[str], *,
           what: str = '') -> tuple[Splits, Weights, int]:
-  """Starts JAX, opens the images and loads the weights; returns both, and the number of this process.
+  """Starts JAX, opens the images and loads the weights. Returns images, weights, and the index of this process.
 
-  The overrides are applied to the config `base` first, so that a wrong one is reported before anything is read. `what`
-  names the training for messages, if it needs labels that can be learned; '' = any images will do.
+  The overrides are applied to the config `base` first, so that a wrong override is reported before anything is read.
+  `what` names a training that needs labels, for messages; '' = the images may have no labels.
 
-  Raises:
-    UserError: an override cannot be applied, or the images or the weights cannot be used.
+  Raises UserError if an override cannot be applied, or the images or the weights cannot be used.
   """
   for name in (change.partition('=')[0] for change in changes):
-    if name in FLAGS:
-      raise UserError(f'config.{name}: expected no override, as {FLAGS[name]} gives it, got one. Remove it.')
-  # The network of `base` is not that of the weights, so that overrides of a network cannot be checked here.
+    if name in FLAG_BY_SETTING:
+      raise UserError(f'config.{name}: expected no override, as {FLAG_BY_SETTING[name]} gives it, got one. Remove it.')
+  # `base` does not have the network of the weights yet, so that overrides of the network cannot be checked here.
   apply(base, [change for change in changes if not change.startswith(('model.', 'head.'))])
   settings = apply(base, [change for change in changes if change.startswith(('train.', 'init_view='))])
   process_id = startup.start(settings.train, resume.find_machine(run_folder))
@@ -110,20 +108,21 @@ def begin(base: schema.Config, weights: str, data: str, run_folder: storage.Path
 
 
 def load_config(num_examples: int = 0, *, lora: int = 0) -> schema.Config:
-  """Returns the config for a number of training images, 0 = not known yet; `lora` is the rank of adapters, 0 = none."""
-  numbers = {'examples': num_examples, 'lora': lora}
-  config = files.load(','.join([CONFIG, *(f'{name}={number}' for name, number in numbers.items() if number)]), [])
-  evaluation, = config.evals.values()
+  """Returns the config for a number of training images (0 = unknown yet) and a rank of adapters (0 = no adapters)."""
+  examples_argument = f',examples={num_examples}' if num_examples else ''
+  lora_argument = f',lora={lora}' if lora else ''
+  config = files.load(f'{CONFIG}{examples_argument}{lora_argument}', [])
+  (evaluation,) = config.evals.values()
   return dataclasses.replace(config, evals={VAL: evaluation})
 
 
 def apply(config: schema.Config, changes: Sequence[str]) -> schema.Config:
-  """Returns the config with overrides."""
+  """Returns the config with overrides, `NAME=VALUE` each."""
   return overrides.apply({'': config}, list(changes), models=sizes.model)['']
 
 
 def open_settings(base: schema.Config, source: str, changes: Sequence[str]) -> schema.Data:
-  """Returns the data settings of a config with their overrides; `eval_split` is '' unless it is overridden."""
+  """Returns the settings `data` of a config with the overrides; `eval_split` is '' unless it is overridden."""
   if ':' not in source and os.path.isdir(source):
     raise UserError(f'--data: expected one of {opening.SYNTAX}, got {source!r}. Set --data=folder:{source}.')
   config = dataclasses.replace(base, data=dataclasses.replace(base.data, source=source, eval_split=''))
@@ -131,10 +130,10 @@ def open_settings(base: schema.Config, source: str, changes: Sequence[str]) -> s
 
 
 def choose_splits(data: schema.Data) -> Splits:
-  """Returns the splits to train and to evaluate on.
+  """Returns the splits to train and to evaluate on; raises UserError if they cannot be opened.
 
-  Evaluated is `data.eval_split` if it is set, else `val` if there is one, else `test`, else a held-out part of the
-  training images: a tenth, or `SMALL_HOLDOUT` of fewer than `SMALL` images. Raises UserError if they cannot be opened.
+  The evaluated split is `data.eval_split` if it is set, else `val` if there is one, else `test` if there is one. If
+  there is neither, it is a part of the training images that is held out (`_choose_holdout`).
   """
   train_source = _open(data, data.train_split)
   for split in (data.eval_split,) if data.eval_split else ('val', 'test'):
@@ -144,7 +143,7 @@ def choose_splits(data: schema.Data) -> Splits:
       if data.eval_split:
         raise
       continue
-    # A source without splits holds out images by itself, for both names, and calls them `test`.
+    # A source without splits holds out the same images for the names `val` and `test`, and names them `test`.
     if split == 'val' and evaluated.name.endswith('/test'):
       holdout = _choose_holdout(data, len(train_source) + len(evaluated))
       data = dataclasses.replace(data, eval_split='val', holdout=holdout)
@@ -163,26 +162,27 @@ def _open(data: schema.Data, split: str) -> Source:
 
 
 def _choose_holdout(data: schema.Data, num_images: int) -> float:
-  """Returns the part of the images to hold out, 0 to 1."""
-  return SMALL_HOLDOUT if num_images < SMALL and data.holdout == schema.Data().holdout else data.holdout
+  """Returns the share of the images to hold out, 0 to 1: more of a small dataset, unless `data.holdout` is set."""
+  is_default = data.holdout == schema.Data().holdout
+  return SMALL_HOLDOUT if num_images < SMALL_DATASET and is_default else data.holdout
 
 
 def make(network: Weights, images: Splits, lora: int = 0) -> schema.Config:
   """Returns the config for a network and images; the batch size is rounded up to a multiple of the device count."""
-  config, num_devices = load_config(len(images.train), lora=lora), jax.device_count()
-  # Random crops are those of the program whose resizing the weights expect. For vision_transformer, big_vision and BiT
-  # this is TensorFlow, as in the protocol of the ViT paper. For all others it is torchvision, as in timm and
-  # transformers, whose crops are larger: on average 0.47 of the image instead of 0.38.
+  config = load_config(len(images.train), lora=lora)
+  # Random crops follow the program whose resizing the weights expect. For vision_transformer, big_vision and BiT, it is
+  # TensorFlow, as in the protocol of the ViT paper. For all other weights, it is torchvision, as in timm and
+  # transformers: the mean crop has 0.47 of the area of the image instead of 0.38.
   is_tensorflow = network.preprocess.geometry is schema.Geometry.BIG_VISION
   sampler = schema.CropSampler.TENSORFLOW if is_tensorflow else schema.CropSampler.TORCHVISION
   recipe = dataclasses.replace(config.data.recipe, crop_sampler=sampler)
   model = network.model
   if isinstance(model, schema.ViT):  # the protocol of the ViT paper starts with a head of zeros
     model = dataclasses.replace(model, init=schema.Init.VISION_TRANSFORMER)
-  # Multi-label images have no top-1 accuracy, by which the best checkpoint is chosen.
-  checkpoints = config.checkpoints
+  checkpoints = config.checkpoints  # Multi-label images have no top-1 accuracy to choose the best checkpoint.
   if not images.data.max_labels:
     checkpoints = schema.Checkpoints(every=config.evals[VAL].every, keep_best=f'{VAL}/top1')
+  num_devices = jax.device_count()
   return dataclasses.replace(
       config, checkpoints=checkpoints, name=run_name('finetune', network.source, images.data.source),
       init_from=network.source, batch_size=math.ceil(config.batch_size / num_devices) * num_devices, model=model,
@@ -190,7 +190,7 @@ def make(network: Weights, images: Splits, lora: int = 0) -> schema.Config:
 
 
 def run_name(job: str, weights: str, data: str) -> str:
-  """Returns the name of a run, such as `finetune vit photos`; the token of an address of weights is left out."""
+  """Returns the name of a run, such as `finetune vit photos`, without the access token of an address of weights."""
   paths = [name.partition('//')[2] or name.partition(':')[2] or name for name in (redacted(weights), data)]
   return ' '.join([job, *(pathlib.PurePosixPath(path).stem or 'run' for path in paths)])
 

@@ -1,7 +1,7 @@
-"""Rewrites messages so that they name the flag of a job, `--data`, in place of the setting behind it, `data.source`.
+"""Rewrites error messages, so that they name the flag that a person has set, and not the setting behind the flag.
 
-A person who set `--data=photos` has not seen the name of the setting, and would not find it in the help of the job.
-Jobs whose flags stand for settings (`prepare`, `embed`, `finetune`, `pretrain`, `export`) open their data inside.
+The jobs `prepare`, `embed`, `finetune`, `pretrain` and `export` set `data.source` from the flag `--data`. A person who
+sets `--data=photos` does not find `data.source` in the help. So these jobs open their data inside `naming_flags`.
 """
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from collections.abc import Iterator, Mapping
 from vit_jax.core.errors import UserError
 
 _START = r'(?<![\w./-])'
-"""Not after a character of a longer name or path: `/photos/data.source` stays."""
+"""Matches where no longer name or path goes before: `data.source` in `/photos/data.source` is no setting."""
 _END = r'(?!\w|[.]\w)'
-"""Not before one: `data.source_px` and `data.source.txt` stay, but a period ends a sentence: `Set data.source.`"""
+"""Matches where no longer name goes on, such as `data.source_px` or `data.source.txt`. A period may follow."""
 
 
 @contextlib.contextmanager
 def naming_flags(flags: Mapping[str, str]) -> Iterator[None]:
-  """Replaces settings by flags in the message of a `UserError` that is raised inside.
+  """Replaces settings by flags in the message of a `UserError` that the block of this `with` statement raises.
 
   `data.label_column`, `config.data.label_column` and `--config.data.label_column` all become `--label_column`.
 
   Args:
-    flags: the flag of each setting, such as `--label_column`; of at least one setting.
+    flags: the flag, such as `--label_column`, by the name of the setting; at least one.
   """
   try:
     yield
   except UserError as error:
-    settings = '|'.join(re.escape(name) for name in sorted(flags, key=len, reverse=True))  # the longest that fits
+    settings = '|'.join(re.escape(name) for name in sorted(flags, key=len, reverse=True))  # longer names match first
     pattern = rf'{_START}(?:--)?(?:config[.])?({settings}){_END}'
-    raise type(error)(re.sub(pattern, lambda found: flags[found[1]], str(error))) from error
+    raise type(error)(re.sub(pattern, lambda match: flags[match[1]], str(error))) from error

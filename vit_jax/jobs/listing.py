@@ -1,7 +1,7 @@
-"""`--job=list`: configs, networks, published weights and records that are known by name, as text, Markdown or JSON.
+"""`--job=list`: lists configs, networks, published weights and records by name, as text, Markdown or JSON.
 
-`run`, the entry point, makes a `Table` of each kind of names with `table`, and prints it with `text` or `markdown`.
-The tables in `docs/reference/` are the Markdown of this job.
+`commands.Command.run` calls `run`, which makes a `Table` for each kind of names with `table`, and prints the table with
+`text` or `markdown`. The Markdown of this job is in `docs/reference/`.
 """
 from __future__ import annotations
 
@@ -24,112 +24,113 @@ from vit_jax.record import console
 KINDS = ('configs', 'models', 'weights', 'records')
 FORMATS = ('text', 'markdown', 'json')
 _INDENT = '    '  # of lines that continue a row
-_NARROWEST = 20  # characters of a line, even if the terminal is narrower
-_UNITS = {'B': 1e9, 'M': 1e6, 'K': 1e3}  # of `--max_params=30M`
+_MIN_WIDTH = 20  # characters of a line, even if the terminal is narrower
+_FACTOR_BY_UNIT = {'B': 1e9, 'M': 1e6, 'K': 1e3}  # units of `--max_params=30M`
 
 
 class Table(NamedTuple):
   """A table with a row for each name of a kind.
 
-  title, about, columns: heading of the page in Markdown, the paragraph below it, and the headings of the columns.
-  num_short: how many columns, from the first on, are shown as text; Markdown has all.
-  is_number: for each column, whether it is aligned to the right.
-  rows, entries: for each name, its cells, and its fields as plain values for JSON.
+  title, about, columns: the heading of the page in Markdown, the paragraph below it, the headings of the columns.
+  num_text_columns: how many columns, from the first on, are shown as text; Markdown has all.
+  is_number: for each column, whether the cells are numbers, which are aligned to the right.
+  rows, entries: for each name, the cells, and the fields for JSON.
   """
   title: str
   about: str
   columns: tuple[str, ...]
-  num_short: int
+  num_text_columns: int
   is_number: tuple[bool, ...]
   rows: list[tuple[str, ...]]
   entries: list[dict[str, object]]
 
 
 class Filter(NamedTuple):
-  """Which networks and weights are listed; the last three filters are for weights alone."""
+  """Which networks and weights are listed. `data`, `license` and `px` are for weights alone."""
   max_params: float = math.inf
-  family: str = '*'  # a pattern, as of the next two
-  data: str = '*'  # of the training
-  license: str = '*'
+  family: str = '*'  # a pattern
+  data: str = '*'  # a pattern for the training data
+  license: str = '*'  # a pattern
   px: int = 0  # side of the images; 0 = any
 
 
-EVERY = Filter()  # lists all
+NO_FILTER = Filter()
 
 
 def run(*, models: str, weights: str, configs: str, records: str, format: str, max_params: float | None, family: str,
         data: str, license: str, px: int) -> int:
-  """Prints a table of the names of each kind that match the pattern for it, and returns the exit status 0.
+  """Prints a table for each kind of names that has a pattern, and returns the exit status 0.
 
   Args:
     models, weights, configs, records: patterns, such as `B/*`; '' = not listed. Without any, all configs are listed.
     format: one of `FORMATS`.
     max_params, family, data, license, px: see `Filter`; None, '' or 0 = any.
 
-  Raises:
-    UserError: no name of a kind matches, or a filter has no effect on a kind that is listed.
+  Raises UserError if no name matches a pattern, or a filter has no effect on a kind that is listed.
   """
-  patterns = dict(zip(KINDS, (configs, models, weights, records), strict=True))
+  patterns = {'configs': configs, 'models': models, 'weights': weights, 'records': records}
   patterns = {kind: pattern for kind, pattern in patterns.items() if pattern} or {'configs': '*'}
   filters = Filter(math.inf if max_params is None else max_params, family or '*', data or '*', license or '*', px)
-  for name in _set_filters(filters):
+  for name in _active_filters(filters):
     filtered_kinds = ('weights',) if name in ('data', 'license', 'px') else ('models', 'weights')
-    if others := [kind for kind in patterns if kind not in filtered_kinds]:
+    if unfiltered := [kind for kind in patterns if kind not in filtered_kinds]:
       flags = ' or '.join(f'--{kind}' for kind in filtered_kinds)
-      advice = f'Remove --{", --".join(others)}' if len(others) < len(patterns) else f'Set {flags} instead'
+      advice = f'Remove --{", --".join(unfiltered)}' if len(unfiltered) < len(patterns) else f'Set {flags} instead'
       raise UserError(f'--{name}: expected it with {flags} alone, got it with --{", --".join(patterns)}. {advice}.')
-  # The names of configs are files, which need no jax.
+  # Listing configs is quick: it reads files, and does not import jax.
   with contextlib.nullcontext() if [*patterns] == ['configs'] else console.stages_shown():
     console.begin_stage('importing jax')
     with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # the warning of an empty list, which is an error below
+      warnings.simplefilter('ignore')  # a list without names is a warning there, and an error here
       tables = {kind: table(kind, pattern, filters) for kind, pattern in patterns.items()}
     console.end_stage()
-  if absent := [kind for kind, listed in tables.items() if not listed.rows]:
-    raise UserError('\n'.join(_describe_no_match(kind, patterns[kind], filters) for kind in absent))
+  if empty := [kind for kind, listed in tables.items() if not listed.rows]:
+    raise UserError('\n'.join(_describe_no_match(kind, patterns[kind], filters) for kind in empty))
   if format == 'json':
     print(json.dumps({kind: listed.entries for kind, listed in tables.items()}, indent=1, ensure_ascii=False))
   else:
-    width = max(_NARROWEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 0
-    print('\n\n'.join(markdown(listed) if format == 'markdown' else text(listed, width)
-                      for listed in tables.values()))
+    width = max(_MIN_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 0
+    print('\n\n'.join(markdown(listed) if format == 'markdown' else text(listed, width) for listed in tables.values()))
   return 0
 
 
-def table(kind: str, pattern: str = '*', filters: Filter = EVERY) -> Table:
+def table(kind: str, pattern: str = '*', filters: Filter = NO_FILTER) -> Table:
   """Returns the table of one of `KINDS`; filters have no effect on configs and records."""
-  return {'configs': _configs, 'models': _models, 'weights': _weights, 'records': _records}[kind](pattern, filters)
+  make_table = {'configs': _make_configs, 'models': _make_models, 'weights': _make_weights, 'records': _make_records}
+  return make_table[kind](pattern, filters)
 
 
 def text(listed: Table, width: int = 0) -> str:
   """Returns the headings, except for configs, and the rows, in lines of at most `width` characters; 0 = no limit."""
-  rows = [row[:listed.num_short] for row in listed.rows]
+  rows = [row[:listed.num_text_columns] for row in listed.rows]
   if listed.columns[0] != 'config':
-    rows.insert(0, listed.columns[:listed.num_short])
+    rows.insert(0, listed.columns[:listed.num_text_columns])
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = []
   for row in rows:
     cells = [cell.rjust(cell_width) if is_number else cell.ljust(cell_width) for cell, cell_width, is_number in zip(
-        row, widths, listed.is_number[:listed.num_short], strict=True)]
+        row, widths, listed.is_number[:listed.num_text_columns], strict=True)]
     lines.append(_wrap(cells, width))
   return '\n'.join(lines)
 
 
 def _wrap(cells: Sequence[str], width: int) -> str:
-  """Returns a row as one line, or wrapped so that the last cell continues below its own first line.
+  """Returns a row as text, with several lines if it is longer than `width`; 0 = no limit.
 
-  The last cell begins a line of its own if the others take more than half of the width. If they take more than all of
-  it, the row is wrapped like a sentence.
+  If the cells before the last one take at most half of the width, the last cell continues below its own first line. If
+  they take at most the whole width, the last cell begins a new line. Otherwise the row is wrapped like a sentence.
   """
-  line, other_cells = '  '.join(cells).rstrip(), '  '.join(cells[:-1])
+  line = '  '.join(cells).rstrip()
   if not width or len(line) <= width:
     return line
-  first_line, wrapped, indent = '', line, _INDENT
-  if len(other_cells) <= width // 2:
-    indent = ' ' * (len(other_cells) + 2)
-  elif len(other_cells) <= width:
-    first_line, wrapped = f'{other_cells.rstrip()}\n', _INDENT + cells[-1]
-  return first_line + textwrap.fill(wrapped, width, subsequent_indent=indent, break_on_hyphens=False)
+  first_cells = '  '.join(cells[:-1])
+  if len(first_cells) <= width // 2:
+    indent = ' ' * (len(first_cells) + 2)
+    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
+  if len(first_cells) <= width:
+    last_cell = textwrap.fill(_INDENT + cells[-1], width, subsequent_indent=_INDENT, break_on_hyphens=False)
+    return f'{first_cells.rstrip()}\n{last_cell}'
+  return textwrap.fill(line, width, subsequent_indent=_INDENT, break_on_hyphens=False)
 
 
 def markdown(listed: Table) -> str:
@@ -140,7 +141,7 @@ def markdown(listed: Table) -> str:
   return f'# {listed.title}\n\n{listed.about}\n\n' + '\n'.join(lines)
 
 
-def _configs(pattern: str, _: Filter) -> Table:
+def _make_configs(pattern: str, _: Filter) -> Table:
   entries = configs.list_configs(pattern)
   return Table(
       'Configs', 'Use a name as `--config=NAME`, or `--config=NAME:ARGUMENTS` with arguments of these kinds, such as '
@@ -150,7 +151,7 @@ def _configs(pattern: str, _: Filter) -> Table:
       [{**config._asdict(), 'path': os.fspath(config.path)} for config in entries])
 
 
-def _models(pattern: str, filters: Filter) -> Table:
+def _make_models(pattern: str, filters: Filter) -> Table:
   from vit_jax.recipes import catalog
   entries = catalog.list_models(pattern, max_params=filters.max_params, family=filters.family)
   return Table(
@@ -164,15 +165,15 @@ def _models(pattern: str, filters: Filter) -> Table:
       [model._asdict() for model in entries])
 
 
-def _weights(pattern: str, filters: Filter) -> Table:
+def _make_weights(pattern: str, filters: Filter) -> Table:
   from vit_jax.weights import catalog
   entries = catalog.list_weights(pattern, **filters._asdict())
-  others = '; '.join(f'`{names}` ({what})' for names, what in catalog.PATTERNS)
+  other_names = '; '.join(f'`{pattern}` ({meaning})' for pattern, meaning in catalog.PATTERNS)
   return Table(
       'Published weights', 'Use a name as `--weights=NAME`, `--config.init_from=NAME` or `vit_jax.load(NAME)`; the '
       'file is downloaded once. Licenses are those of the repositories that publish the files, as far as known: check '
       'them there before use. A dash in the column px means that '
-      f'the name does not give the image size. Other names that work: {others}. This page is the output of '
+      f'the name does not give the image size. Other names that work: {other_names}. This page is the output of '
       '`vit-jax list --weights --format=markdown`.',
       ('weights', 'parameters', 'px', 'license', 'data', 'model', 'classes', 'GFLOPs', 'source'), 5,
       (False, True, True, False, False, False, True, True, False),
@@ -181,7 +182,7 @@ def _weights(pattern: str, filters: Filter) -> Table:
       [entry._asdict() for entry in entries])
 
 
-def _records(pattern: str, _: Filter) -> Table:
+def _make_records(pattern: str, _: Filter) -> Table:
   from vit_jax.replay import records
   entries = [record for record in map(records.read_file, records.paths()) if globs.matches(record.id, pattern)]
   return Table(
@@ -191,23 +192,24 @@ def _records(pattern: str, _: Filter) -> Table:
       [{'id': record.id, **records.to_plain(record)} for record in entries])
 
 
-def _set_filters(filters: Filter) -> dict[str, object]:
-  return {name: value for name, value in filters._asdict().items() if value != getattr(EVERY, name)}
+def _active_filters(filters: Filter) -> dict[str, object]:
+  return {name: value for name, value in filters._asdict().items() if value != getattr(NO_FILTER, name)}
 
 
 def _describe_no_match(kind: str, pattern: str, filters: Filter) -> str:
-  """Returns the error for a kind without rows: the filters if the pattern alone matches names, else the pattern."""
-  values = _set_filters(filters) if kind in ('models', 'weights') else {}
-  if values and (matching := table(kind, pattern).entries):
+  """Returns the error for a table without rows: for the filters if the pattern alone matches, else for the pattern."""
+  values = _active_filters(filters) if kind in ('models', 'weights') else {}
+  matching = table(kind, pattern).entries if values else []
+  if matching:
     if 'max_params' in values:
-      unit, size = next((item for item in _UNITS.items() if filters.max_params >= item[1]), ('', 1.))
-      values['max_params'] = f'{filters.max_params / size:.12g}{unit}'  # as the flag has it: 30M, 1.2B
+      unit, factor = next((pair for pair in _FACTOR_BY_UNIT.items() if filters.max_params >= pair[1]), ('', 1.))
+      values['max_params'] = f'{filters.max_params / factor:.12g}{unit}'  # as in the flag: 30M, 1.2B
     flags = ' '.join(f'--{name}={value}' for name, value in values.items())
     message = (f'--{kind}: expected filters that some of {len(matching)} names pass, got {flags}. '
                f'{"Leave one out" if len(values) > 1 else "Set another value"}.')
-    existing = {name: sorted({str(entry[name]) for entry in matching if entry[name]})
-                for name in values if name != 'max_params'}
-    known = '; '.join(f'{name}: {", ".join(texts)}' for name, texts in existing.items())
+    names_by_filter = {name: sorted({str(entry[name]) for entry in matching if entry[name]})
+                       for name in values if name != 'max_params'}
+    known = '; '.join(f'{name}: {", ".join(names)}' for name, names in names_by_filter.items())
     return f'{message} What there is: {known}.' if known else message
   names = [row[0] for row in table(kind).rows]
   message = f'--{kind}: {globs.no_match(pattern, names)} List all names with vit-jax list --{kind}.'
@@ -218,7 +220,7 @@ def _describe_no_match(kind: str, pattern: str, filters: Filter) -> str:
 
 
 def _millions(number: int) -> str:
-  """Returns a number in millions, from 10 billion on in billions: `86.6 M`, `13.6 B`."""
+  """Returns a number in millions, or in billions from 10 billion on: `86.6 M`, `13.6 B`."""
   return f'{number / 1e6:,.1f} M' if number < 1e10 else f'{number / 1e9:,.1f} B'
 
 
