@@ -1,9 +1,10 @@
 """Logical axes of parameters: they are stated where a parameter is created, and read from a trace of that function.
 
-A network calls `labelled(value, ('embed', 'mlp'))` for each new parameter, which names its dimensions. This adds an
-operation to the trace that returns its operand, so that parameters stay plain arrays, also below `vmap` and nested
-modules; the compiled program does not contain it. `trace(init, …)` then returns the shapes of all parameters and the
-`Axes` of each. `parallel/sharding.py` maps these logical axes to axes of the mesh.
+A network calls `labelled(value, ('embed', 'mlp'), matrix=(1, 1))` for each new parameter, which names its dimensions
+and says which of them are those of a matrix. This adds an operation to the trace that returns its operand, so that
+parameters stay plain arrays, also below `vmap` and nested modules; the compiled program does not contain it.
+`trace(init, …)` then returns the shapes of all parameters and the `Axes` of each. `parallel/sharding.py` maps these
+logical axes to axes of the mesh, and the optimizers ask which parameters are matrices.
 """
 from __future__ import annotations
 
@@ -24,26 +25,42 @@ Names = tuple[str | None, ...]
 
 `path:i` stands for the axis of dimension i of the parameter at this path.
 """
+Matrix = tuple[int, int]
+"""Numbers of the input axes and of the output axes of a matrix, see `Axes`."""
 LAYERS = 'layers'
 """The axis that `vmap` adds in front, over which the parameters of blocks are stacked."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-  """The logical axes of one parameter, a leaf of a tree; None = nothing states them."""
+  """What is stated of one parameter, a leaf of a tree: its logical axes (None = nothing states them), and its matrix.
+
+  matrix: for a parameter `[..., *inputs, *outputs]` that is a matrix from inputs to outputs, how many axes are inputs
+    and how many are outputs. The axes before these count matrices, such as those of layers or of experts. None = the
+    parameter is not a matrix.
+  """
   names: Names | None
+  matrix: Matrix | None = None
 
 
-def labelled(value: Array, names: Names) -> Array:
+def labelled(value: Array, names: Names, matrix: Matrix | None = None) -> Array:
   """Returns a new parameter unchanged, after its dimensions were given names.
 
+  Args:
+    value: the parameter.
+    names: a name or None for each of its dimensions.
+    matrix: how many of its last axes are inputs and outputs of a matrix, see `Axes`; None = it is not a matrix.
+
   Raises:
-    UserError: there is not one name for each dimension.
+    UserError: there is not one name for each dimension, or the matrix has more axes than the parameter.
   """
+  if matrix is not None and (min(matrix) < 1 or sum(matrix) > value.ndim):
+    raise UserError(f'matrix: expected numbers of input and output axes of a parameter of shape {value.shape}, got '
+                    f'{matrix}. State at least 1 for each, and at most {value.ndim} together.')
   if len(names) != value.ndim:
     raise UserError(f'logical axes: expected {value.ndim} for a parameter of shape {value.shape}, got {names}. State '
                      'one name or None for each dimension.')
-  return _LABEL.bind(value, names=tuple(names))
+  return _LABEL.bind(value, names=tuple(names), matrix=matrix)
 
 
 def of_dimensions(path: str, dimensions: Iterable[int]) -> Names:
@@ -60,7 +77,7 @@ def trace(function: Callable[..., Any], *args: Any) -> tuple[PyTree, PyTree]:
   traced = jax.jit(function).trace(*args)
   shapes, jaxpr = traced.out_info, traced.jaxpr.jaxpr
   equations = _equation_of(jaxpr)
-  axes = [Axes(_names(jaxpr, variable, equations)) for variable in jaxpr.outvars]
+  axes = [_stated(jaxpr, variable, equations) for variable in jaxpr.outvars]
   return shapes, jax.tree.unflatten(jax.tree.structure(shapes), axes)
 
 
@@ -82,33 +99,39 @@ def resolved(labels: PyTree) -> dict[str, Axes]:
                       'Use the name of an axis in vit_jax/core/axes.py, or None.')
     return names[int(dimension)]
 
-  return {path: axes if axes.names is None else Axes(tuple(resolve(name, path) for name in axes.names))
-          for path, axes in axes_of.items()}
+  return {path: axes if axes.names is None else dataclasses.replace(axes, names=tuple(
+      resolve(name, path) for name in axes.names)) for path, axes in axes_of.items()}
 
 
-def _names(jaxpr: Any, variable: Any, equations: Mapping[Any, Any]) -> Names | None:
-  """Returns the names with which a variable of a jaxpr was labelled, or None; follows it back through its equations.
+def matrices(labels: PyTree) -> dict[str, Matrix]:
+  """Returns the numbers of input and output axes of each parameter that is a matrix, by path name."""
+  return {path: axes.matrix for path, axes in trees.flatten(labels).items() if axes.matrix is not None}
+
+
+def _stated(jaxpr: Any, variable: Any, equations: Mapping[Any, Any]) -> Axes:
+  """Returns what a variable of a jaxpr was labelled with; follows the variable back through its equations.
 
   `equations` is `_equation_of(jaxpr)`.
   """
   equation = None if isinstance(variable, jax.extend.core.Literal) else equations.get(variable)
   if equation is None:
-    return None
+    return Axes(None)
   if equation.primitive is _LABEL:
-    return equation.params['names']
+    return Axes(equation.params['names'], equation.params['matrix'])
   if equation.primitive.name == 'broadcast_in_dim':  # `vmap` stacks what is equal for all layers
-    return _stacked(_names(jaxpr, equation.invars[0], equations), equation)
+    return _stacked(_stated(jaxpr, equation.invars[0], equations), equation)
   if equation.primitive.name == 'transpose':  # `vmap` moves the axis of a stack to the front
-    names = _names(jaxpr, equation.invars[0], equations)
-    return None if names is None else tuple(names[i] for i in equation.params['permutation'])
+    axes = _stated(jaxpr, equation.invars[0], equations)
+    return axes if axes.names is None else dataclasses.replace(
+        axes, names=tuple(axes.names[i] for i in equation.params['permutation']))
   inner = equation.params.get('jaxpr')  # of a call, such as that of `nn.remat`
   inner = getattr(inner, 'jaxpr', inner)
   if inner is None or len(inner.outvars) != len(equation.outvars):
-    return None
+    return Axes(None)
   output = inner.outvars[equation.outvars.index(variable)]
   if output in inner.invars:  # the call returns its argument
-    return _names(jaxpr, equation.invars[inner.invars.index(output)], equations)
-  return _names(inner, output, _equation_of(inner))
+    return _stated(jaxpr, equation.invars[inner.invars.index(output)], equations)
+  return _stated(inner, output, _equation_of(inner))
 
 
 def _equation_of(jaxpr: Any) -> dict[Any, Any]:
@@ -116,21 +139,21 @@ def _equation_of(jaxpr: Any) -> dict[Any, Any]:
   return {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
 
 
-def _stacked(names: Names | None, equation: Any) -> Names | None:
-  """Returns the names after a `broadcast_in_dim` that adds the axis of layers in front; None for another one."""
+def _stacked(axes: Axes, equation: Any) -> Axes:
+  """Returns the axes after a `broadcast_in_dim` that adds the axis of layers in front; none for another one."""
   shape, kept = equation.params['shape'], equation.params['broadcast_dimensions']
   is_stack = tuple(kept) == tuple(range(1, len(shape))) and shape[1:] == equation.invars[0].aval.shape
-  return None if names is None or not is_stack else (LAYERS, *names)
+  return Axes(None) if axes.names is None or not is_stack else dataclasses.replace(axes, names=(LAYERS, *axes.names))
 
 
-def _batched(args: tuple[Any], dims: tuple[int], *, names: Names) -> tuple[Array, int]:
+def _batched(args: tuple[Any], dims: tuple[int], *, names: Names, matrix: Matrix | None) -> tuple[Array, int]:
   """Labels a parameter below `vmap`, which adds the axis of layers at position `dims[0]`."""
   position = dims[0]
-  return _LABEL.bind(args[0], names=(*names[:position], LAYERS, *names[position:])), position
+  return _LABEL.bind(args[0], names=(*names[:position], LAYERS, *names[position:]), matrix=matrix), position
 
 
 _LABEL = jax.extend.core.Primitive('logical_axes')
-_LABEL.def_impl(lambda value, *, names: value)
-_LABEL.def_abstract_eval(lambda value, *, names: value)
-mlir.register_lowering(_LABEL, lambda ctx, value, *, names: [value])
+_LABEL.def_impl(lambda value, **_: value)
+_LABEL.def_abstract_eval(lambda value, **_: value)
+mlir.register_lowering(_LABEL, lambda ctx, value, **_: [value])
 batching.primitive_batchers[_LABEL] = _batched

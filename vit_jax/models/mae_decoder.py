@@ -54,8 +54,8 @@ class Narrow:
             jax.random.split(keys['blocks'], self.depth))
     # `fsdp` splits E on every TPU: 'out', unlike 'embed', has no other choice in `parallel/sharding.py`.
     out, down = blocks['attn']['out'], blocks['mlp']['down']
-    out['kernel'] = labelled(out['kernel'], (LAYERS, 'heads', 'head', 'out'))
-    down['kernel'] = labelled(down['kernel'], (LAYERS, 'mlp', 'out'))
+    out['kernel'] = labelled(out['kernel'], (LAYERS, 'heads', 'head', 'out'), matrix=(2, 1))
+    down['kernel'] = labelled(down['kernel'], (LAYERS, 'mlp', 'out'), matrix=(1, 1))
     return {
         'embed': embed,
         'blocks': blocks,

@@ -97,7 +97,7 @@ class TextTower:
       params['positions'] = labelled(normal(keys['positions'], (1, self.length, self.width)), (None, 'tokens', None))
     if self.out_width:
       kernel = lecun_normal(keys['projection'], (self.width, self.out_width))
-      params['projection'] = {'kernel': labelled(kernel, ('embed', 'classes'))}
+      params['projection'] = {'kernel': labelled(kernel, ('embed', 'classes'), matrix=(1, 1))}
       params['projection'] |= {'bias': labelled(jnp.zeros(self.out_width), (None,))} if self.projection_bias else {}
     return params
 
