@@ -121,12 +121,14 @@ class Mean(NamedTuple):
 class Features(NamedTuple):
   """The output of a backbone: `tokens [B, N, D]`, `pooled [B, D]`, `grid (h, w)`.
 
-  `distilled [B, D]` are the features of the distillation token, if the backbone has one.
+  `distilled [B, D]` are the features of the distillation token, if the backbone has one. `losses` are scalars f32 that
+  its blocks compute, such as a loss that balances experts, by name; None = there are none.
   """
   tokens: Array
   pooled: Array
   grid: tuple[int, int]
   distilled: Array | None = None
+  losses: dict[str, Array] | None = None
 
 
 class Outputs(NamedTuple):
