@@ -34,7 +34,7 @@ from vit_jax.jobs import build
 from vit_jax.models import cost
 from vit_jax.models.kernels import attend_kernels, devices, fused_attention, fused_mlp, mlp_kernels, quantized, shards
 from vit_jax.models.vit import vit
-from vit_jax.optim import clipping, trust
+from vit_jax.optim import clipping, masks, trust
 from vit_jax.parallel import mesh as meshes
 from vit_jax.plan import plan, topologies
 from vit_jax.weights import inference, loading, saving
