@@ -41,7 +41,8 @@ def main(folder: pathlib.Path, *damaged: str) -> None:
   state, before = restored.state, int(restored.state.step)
   digest = checkpointer.save(state._replace(step=state.step + 10), {'name': 'x', 'data': {}}, {})
   checkpointer.wait()
-  print(f'restored {before}, has {checkpointer.reader.steps()}, {trees.digest(state.params)}, saved {digest}', flush=True)
+  print(f'restored {before}, has {checkpointer.reader.steps()}, {trees.digest(state.params)}, saved {digest}',
+        flush=True)
   checkpointer.close()
 
 

@@ -10,8 +10,9 @@ import programs
 import pytest
 
 from vit_jax.config import check, durations, files, schema
-from vit_jax.core import trees
+from vit_jax.core import axes, trees
 from vit_jax.jobs import build, listing
+from vit_jax.optim import masks
 
 NAMES = files.list_names()
 EXAMPLES = 1_281_167
@@ -42,6 +43,9 @@ def build_shapes(config: schema.Config) -> build.Parts:
                       num_examples=config.data.num_examples or EXAMPLES, num_classes=10, in_memory=False)
   state = parts.program.abstract_state
   assert trees.flatten(state.params) and isinstance(jax.tree.leaves(state.params)[0], jax.ShapeDtypeStruct)
+  # In the networks of this project, the matrices are the leaves called `kernel`, as in every checkpoint.
+  stated = axes.matrices(axes.trace(parts.program.init_fn)[1].params)
+  assert stated == masks.find_matrices(state.params)
   return parts
 
 

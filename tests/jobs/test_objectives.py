@@ -22,9 +22,9 @@ from vit_jax.data import answers, opening
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Record, read_one
 from vit_jax.jobs import build, teacher_labels, train
-from vit_jax.objectives import kinds
+from vit_jax.objectives import dinov2_distill, kinds
 from vit_jax.record import reader
-from vit_jax.weights import inherit, loading
+from vit_jax.weights import loading
 from vit_jax.weights.network import Weights
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
@@ -221,7 +221,7 @@ def test_a_run_with_heads_teaches_another_network_which_takes_the_sizes_of_its_h
   assert train.run(given, tmp_path / 'run') == 0
   found = json_files.read(tmp_path / 'run' / 'config.json').objective
   assert isinstance(found, schema.Dinov2Distill) and isinstance(found.teacher.model, schema.ViT)
-  for name in inherit.HEAD_SIZES:
+  for name in dinov2_distill.HEAD_SIZES:
     assert getattr(found, name) == getattr(heads, name), name
   assert found.teacher.model.width == MODEL.width and not found.norm_last_layer
   want, extra = params(before, 'teacher'), _extra(tmp_path / 'run')

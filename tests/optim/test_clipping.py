@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from vit_jax.core import trees
-from vit_jax.optim import clipping
+from vit_jax.optim import clipping, masks
 
 RNG = np.random.default_rng(0)
 GRADS = {'blocks/query/kernel': RNG.normal(size=(3, 4, 2, 5)) * np.array([.01, 1, 10]).reshape(3, 1, 1, 1),
@@ -61,7 +61,7 @@ def test_query_key_and_value_are_clipped_as_the_one_tensor_that_dino_has() -> No
 
 
 def test_adaptive_clipping_goes_by_output_unit_and_spares_the_head() -> None:
-  got = clip(clipping.adaptive(.1))
+  got = clip(clipping.adaptive(.1, masks.find_matrices(trees.unflatten(PARAMS))))
   fan_in = {'blocks/query/kernel': (1,), 'blocks/out/kernel': (1, 2), 'blocks/norm1/scale': (1,), 'cls': (0, 1, 2)}
   for k, axes in fan_in.items():
     norm = lambda x, axes=axes: np.sqrt((x ** 2).sum(axes, keepdims=True))

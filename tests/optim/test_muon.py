@@ -15,7 +15,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.optim import muon, optimizers
+from vit_jax.optim import masks, muon, optimizers
 
 LENGTHS = Lengths(num_examples=370, batch_size=37, total_steps=100)
 F32 = schema.Muon(dtype=schema.DType.F32)
@@ -33,7 +33,7 @@ def tree(seed: int) -> dict[str, object]:
 
 def updates(config: schema.Muon, num_steps: int) -> dict[str, np.ndarray]:
   """The last of some updates, before learning rate and decay."""
-  transformation = muon.muon(config)
+  transformation = muon.muon(config, matrices=masks.find_matrices(tree(0)))
   state, update = transformation.init(tree(0)), jax.jit(transformation.update)
   for step in range(num_steps):
     found, state = update(tree(step), state)
@@ -106,7 +106,7 @@ def test_the_root_mean_square_of_an_update_is_that_of_adamw() -> None:
 
 
 def test_gradients_that_are_not_finite_leave_the_state() -> None:
-  transformation = muon.muon(F32)
+  transformation = muon.muon(F32, matrices=masks.find_matrices(tree(0)))
   _, before = transformation.update(tree(0), transformation.init(tree(0)))
   bad = jax.tree.map(lambda x: x * jnp.nan, tree(1))
   _, after = jax.jit(transformation.update)(bad, before, ok=jnp.asarray(False))
@@ -122,6 +122,19 @@ def test_patterns_of_what_is_no_matrix_are_refused() -> None:
     build('head/.*')
   with pytest.raises(UserError, match=r"optimizer.matrices: 'block/.*' matches no parameter"):
     build('block/.*')
+
+
+def test_each_matrix_of_a_stack_of_experts_is_made_orthogonal() -> None:
+  experts = {'backbone/blocks/mlp/experts': (2, 3, 12, 20)}  # two layers of three experts
+  rng = np.random.default_rng(0)
+  grads = trees.unflatten({k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in experts.items()})
+  transformation = muon.muon(F32, matrices={'backbone/blocks/mlp/experts': (1, 1)})
+  found, _ = transformation.update(grads, transformation.init(grads))
+  got = np.asarray(found['backbone']['blocks']['mlp']['experts'], np.float64)
+  for at in np.ndindex(2, 3):
+    x = .0975 * np.asarray(grads['backbone']['blocks']['mlp']['experts'][at], np.float64)
+    want = .2 * 20**.5 * iterate(x, muon.POLYNOMIALS[schema.NewtonSchulz.KELLER])
+    np.testing.assert_allclose(got[at], want, atol=2e-5)
 
 
 @pytest.mark.parametrize('length', ['3 steps', '100 %'])
@@ -146,7 +159,7 @@ def test_the_mesh_does_not_change_a_bit(shape: tuple[int, int, int]) -> None:
   """A matrix is made orthogonal on one device, by the same operations."""
   x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 16, 48)), jnp.float32)
   tree_of = {'blocks': {'up': {'kernel': x}, 'down': {'kernel': x.swapaxes(1, 2)}}}
-  transformation = muon.muon(F32)
+  transformation = muon.muon(F32, matrices=masks.find_matrices(tree_of))
   alone, _ = jax.jit(transformation.update)(tree_of, transformation.init(tree_of))
   mesh = programs.mesh(schema.Mesh(*shape))
   spec = jax.sharding.PartitionSpec(None, 'fsdp', 'tensor')
@@ -165,7 +178,7 @@ def test_matrices_are_exchanged_and_sent_whole_only_along_data(shape: tuple[int,
   at = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, 'fsdp', 'tensor'))
   tree_of = {'blocks': {name: {'kernel': jax.ShapeDtypeStruct((24, 16, 32), jnp.float32, sharding=at)}
                         for name in ('up', 'gate')}}
-  transformation = muon.muon(F32)
+  transformation = muon.muon(F32, matrices=masks.find_matrices(tree_of))
   state = muon.MuonState(tree_of, jax.eval_shape(transformation.init, tree_of).rest)
   with jax.sharding.set_mesh(mesh):
     placed = jax.tree.map(lambda x: x.sharding, tree_of)

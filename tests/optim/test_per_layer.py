@@ -144,7 +144,8 @@ def test_labels_by_the_last_key_and_one_layer_at_a_time_work_on_the_state_of_a_r
       optax.multi_transform({'kernel': optax.sgd(1.), 'bias': optax.sgd(0.), 'scale': optax.sgd(0.),
                              'positions': optax.sgd(0.), 'cls': optax.sgd(0.)}, labels),
       optax.masked(per_layer.per_layer(muon), is_matrix)))
-  program = steps.build(objective, inner, fakes.normalize, mesh=programs.mesh(schema.Mesh(2, 2, 2)),
+  optimizer = optax.GradientTransformationExtraArgs(lambda params, matrices: inner.init(params), inner.update)
+  program = steps.build(objective, optimizer, fakes.normalize, mesh=programs.mesh(schema.Mesh(2, 2, 2)),
                         batch=programs.batch(8), seed=0, accumulate=1)
   abstract = program.abstract_state
   moments = {name: (leaf.shape, at.spec) for (name, leaf), at in zip(

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -13,11 +14,16 @@ import single
 from tests.weights import made
 from vit_jax import main
 from vit_jax.config import check, files, schema
+from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import checks
 from vit_jax.core import trees
+from vit_jax.core.contracts import Backbone
 from vit_jax.core.errors import UserError
+from vit_jax.core.types import Batch, Extra, Key, Params
 from vit_jax.jobs import build, report
-from vit_jax.weights import init_state, loading, saving
+from vit_jax.objectives import feature_distill, spec, supervised
+from vit_jax.parallel import sharding
+from vit_jax.weights import inherit, init_state, loading, saving
 from vit_jax.weights.network import Weights
 
 SIZE = {'depth': 1, 'width': 16, 'heads': 2, 'mlp.hidden': 16}
@@ -114,6 +120,55 @@ def test_the_teacher_of_distillation_is_its_file(tmp_path: pathlib.Path) -> None
   assert 'teacher' in json.loads((tmp_path / 'init.json').read_text())
   with pytest.raises(UserError, match="objective.teacher.weights: expected a weight file, got ''"):
     begin(config(objective=schema.Distill(teacher=schema.Teacher(model=model()))), tmp_path)
+
+
+@dataclasses.dataclass
+class Coached(schema.Supervised):
+  """Settings of an objective in a person's own file, with a second network beside the trained one."""
+  implementation: ClassVar[str] = 'tests.weights.test_init_state:CoachedSpec'
+  coach: schema.FeatureTeacher = dataclasses.field(default_factory=schema.FeatureTeacher)
+
+
+class CoachedObjective(supervised.Supervised):
+  coach: feature_distill.Trained
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    params, extra = super().init(key, batch)
+    return params, {**extra, sharding.TRAINED: self.coach.init(key, 1)}
+
+
+class CoachedSpec(supervised.Spec):
+  from_weights = ('coach.model', 'coach.mean', 'coach.std')
+
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> CoachedObjective:
+    found = super().build(backbone, num_classes, lengths=lengths)
+    found.__class__ = CoachedObjective
+    found.coach = feature_distill.Trained(self.settings.coach, self.config.data.recipe, self.config.image_px, None)
+    return found
+
+  def begins_with(self) -> dict[str, spec.Begin]:
+    coach = self.settings.coach
+    return {'coach': spec.Begin(coach.weights, sharding.TRAINED, coach.model, self.config.image_px,
+                                required='a weight file')}
+
+  def settings_from(self, name: str, weights: spec.Loaded) -> dict[str, object]:
+    p = weights.preprocess
+    return {'coach.model': weights.model, 'coach.mean': tuple(p.mean), 'coach.std': tuple(p.std)}
+
+
+def test_an_objective_of_ones_own_begins_with_a_network_from_a_file(tmp_path: pathlib.Path) -> None:
+  coach = network(width=24, heads=3)
+  saving.save(coach, str(tmp_path / 'coach.npz'))
+  given = config(objective=Coached(coach=schema.FeatureTeacher(str(tmp_path / 'coach.npz'))))
+  run = inherit.resolve(given, (), tmp_path / 'run').config
+  assert run.objective.coach.model.width == 24
+  with pytest.raises(UserError, match=r'objective.coach.model.width: expected 24, as in objective.coach.weights, got'):
+    inherit.resolve(given, ('objective.coach.model.width',), tmp_path / 'run')
+  _, state = begin(run, tmp_path, is_blank=True)
+  assert_equal(state.extra['inner']['trained']['backbone'], coach.params['backbone'])
+  assert 'coach' in json.loads((tmp_path / 'init.json').read_text())
+  with pytest.raises(UserError, match="objective.coach.weights: expected a weight file, got ''. Set it to that of"):
+    begin(config(objective=Coached()), tmp_path)
 
 
 @pytest.mark.parametrize(('names', 'says'), [

@@ -55,10 +55,11 @@ def test_a_text_tower_that_does_not_fit_the_run_is_named(tmp_path: pathlib.Path)
   folder = text_models.write('siglip', tmp_path / 'siglip')
   config = inherit.resolve(configured(folder), (), tmp_path / 'run').config
   other = dataclasses.replace(config.objective, out_dim=6)  # type: ignore[type-var]
-  parts = build.parts(dataclasses.replace(config, objective=other), mesh=programs.mesh(schema.Mesh(1, 1, 1)),
-                      num_examples=100, num_classes=0, in_memory=False)
+  config = dataclasses.replace(config, objective=other)
+  parts = build.parts(config, mesh=programs.mesh(schema.Mesh(1, 1, 1)), num_examples=100, num_classes=0,
+                      in_memory=False)
   with pytest.raises(UserError, match='objective.text.weights: expected a text tower that fits this run'):
-    init_state._text_tower(folder, config, parts.program)
+    init_state.given(config, parts.program, ())
 
 
 def test_a_run_without_a_text_tower_is_named(tmp_path: pathlib.Path) -> None:

@@ -118,12 +118,14 @@ class Mean(NamedTuple):
 class Features(NamedTuple):
   """The output of a backbone: patch tokens `[B, N, D]`, pooled features `[B, D]`, and the token grid `(h, w)`.
 
-  distilled: the features of the distillation token, `[B, D]`; None if the backbone has no such token.
+  `distilled [B, D]` are the features of the distillation token, if the backbone has one. `losses` are scalars f32 that
+  its blocks compute, such as a loss that balances experts, by name; None = there are none.
   """
   tokens: Array
   pooled: Array
   grid: tuple[int, int]
   distilled: Array | None = None
+  losses: dict[str, Array] | None = None
 
 
 class Outputs(NamedTuple):

@@ -63,7 +63,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
   trackers.check(config)
   process_id = startup.start(config.train, resume.find_machine(workdir))
   resume.check_weights(workdir, config)
-  if config.init_from or config.objective.has_weights:
+  if config.init_from or kinds.begins_with(config):
     from vit_jax.weights import inherit  # only here: most runs read no weights, and reading them is many modules
     config, weights = inherit.resolve(config, overridden, workdir, weights)
     check.check(config)
@@ -234,7 +234,7 @@ class Run:
     if build.keeps_random_network(self.parts):
       log.warning('init_from: expected weights for a network that is frozen for the whole run, got none, so that it '
                   'stays random. Set --config.init_from.')
-    if not self.config.init_from and not self.config.objective.has_weights:
+    if not self.config.init_from and not kinds.begins_with(self.config):
       return self.parts.program.init_fn()
     from vit_jax.weights import init_state
     weights, self._weights = self._weights, None  # frees its arrays

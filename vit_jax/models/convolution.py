@@ -23,6 +23,8 @@ from vit_jax.models.layers import param
 
 AXES = ('patch', 'patch', 'in', 'out')
 """Logical axes of a kernel. `fsdp` alone splits networks of convolutions: along `tensor` each device computes all."""
+MATRIX = (3, 1)
+"""A kernel is a matrix from the values below it to the output channels."""
 STATE = 'state'
 """Name of the collection of running statistics: `mean` and `var`, `[C]` f32, under the path of each BatchNorm."""
 
@@ -121,7 +123,7 @@ class Conv(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     shape = (self.side, self.side, 1 if self.is_depthwise else x.shape[-1], self.features)
-    kernel = param(self, 'kernel', self.kernel_init, shape, AXES).astype(self.dtype)
+    kernel = param(self, 'kernel', self.kernel_init, shape, AXES, MATRIX).astype(self.dtype)
     if self.is_depthwise:
       pads = padding((x.shape[1], x.shape[2]), self.side, self.stride, is_same=self.is_same)
       return self.forms.depthwise(x.astype(self.dtype), kernel, self.stride, pads)
@@ -139,7 +141,8 @@ class StdConv(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    kernel = param(self, 'kernel', lecun_normal, (self.side, self.side, x.shape[-1], self.features), AXES)
+    kernel = param(self, 'kernel', lecun_normal, (self.side, self.side, x.shape[-1], self.features), AXES,
+                   MATRIX)
     kernel = standardized(kernel, var_eps=self.style.var_eps, std_eps=self.style.std_eps).astype(self.dtype)
     return convolve(x.astype(self.dtype), kernel, stride=self.stride, is_same=self.style.is_same, forms=self.forms)
 

@@ -55,7 +55,7 @@ class _Classifier(nn.Module, kw_only=True):
     def init_bias(key: Key, shape: tuple[int, ...]) -> Array:
       return self.bias_init + self.law.bias(x.shape[-1])(key, shape)
 
-    kernel = param(self, 'kernel', self.law.kernel, (x.shape[-1], self.num_classes), OUTPUT)
+    kernel = param(self, 'kernel', self.law.kernel, (x.shape[-1], self.num_classes), OUTPUT, matrix=(1, 1))
     bias = (param(self, 'bias', init_bias, (self.num_classes,), OUTPUT[1:]) if self.has_bias
             else jnp.zeros(self.num_classes))
     return self.forms.dense(x, kernel, bias)
@@ -130,7 +130,8 @@ class Projector:
     params: Params = {name: initial(layer, keys[name], jnp.zeros((1, size)))
                       for (name, layer), size in zip(self._layers.items(), inputs, strict=True)}
     shape = self.bottleneck, self.prototypes
-    params['prototypes'] = {'kernel': labelled(initialization.torch_kernel(keys['prototypes'], shape), OUTPUT)}
+    params['prototypes'] = {
+        'kernel': labelled(initialization.torch_kernel(keys['prototypes'], shape), OUTPUT, matrix=(1, 1))}
     if self.learned_norm:
       params['prototypes']['norm'] = labelled(jnp.ones(self.prototypes), OUTPUT[1:])
     return params

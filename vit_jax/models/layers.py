@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.core import implementation
-from vit_jax.core.axes import Names, labelled
+from vit_jax.core.axes import Matrix, Names, labelled
 from vit_jax.core.types import Array, Key, Params, PyTree
 from vit_jax.models import adapters
 from vit_jax.models.initialization import Initializer, Linear, zeros
@@ -62,8 +62,12 @@ def applied(module: nn.Module, params: Params, *args: PyTree, **kwargs: PyTree) 
   return module.apply({'params': params}, *args, **kwargs)
 
 
-def param(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...], axes: Names) -> Array:
-  """`module.param(name, init, shape)` with logical axes, one for each dimension.
+def param(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...], axes: Names,
+          matrix: Matrix | None = None) -> Array:
+  """`module.param(name, init, shape)` with logical axes, one for each dimension, and its matrix if it is one.
+
+  A parameter `[experts, inputs, outputs]` has `matrix=(1, 1)`: the numbers of input and output axes, which are its last
+  ones. Weight decay, and what Muon and LARS do with matrices, go by this.
 
   The shape of a given parameter is compared without tracing `init`.
 
@@ -71,7 +75,7 @@ def param(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...
     flax.errors.ScopeParamShapeError: the given parameter has another shape.
   """
   if not module.has_variable('params', name):
-    return module.param(name, lambda key: labelled(init(key, shape), axes))
+    return module.param(name, lambda key: labelled(init(key, shape), axes, matrix))
   value: Array = module.get_variable('params', name)
   if value.shape != shape:
     raise flax.errors.ScopeParamShapeError(name, '/'.join(module.path), value.shape, shape)
@@ -150,7 +154,8 @@ class Dense(nn.Module, kw_only=True):
     def init_kernel(key: Key, shape: tuple[int, ...]) -> Array:
       return self.law.kernel(key, (prod(inputs), prod(self.features))).reshape(shape)
 
-    kernel = param(self, 'kernel', init_kernel, (*inputs, *self.features), self.axes)
+    kernel = param(self, 'kernel', init_kernel, (*inputs, *self.features), self.axes,
+                   matrix=(len(inputs), len(self.features)))
     bias = (param(self, 'bias', self.law.bias(prod(inputs)), self.features, self.axes[-len(self.features):])
             if self.has_bias else jnp.zeros(self.features))
     if self.flat:

@@ -25,7 +25,7 @@ from vit_jax.models import stack
 from vit_jax.models.layers import Dense, applied, initial
 from vit_jax.models.vit import context
 from vit_jax.models.vit.block import Plain
-from vit_jax.models.vit.context import Context
+from vit_jax.models.vit.context import BlockInfo, Context
 from vit_jax.models.vit.positions import sincos2d_mae
 
 MLP_RATIO = 4
@@ -50,12 +50,12 @@ class Narrow:
     x = jnp.zeros((1, 1, self.width), self._context.dtype)
     embed = initial(self._embed, keys['embed'], jnp.zeros((1, 1, s.width)))
     blocks = jax.vmap(lambda key: initial(
-        self._block, key, x, num_images=1, rate=None, dropout_key=None, capture=False))(
+        self._block, key, x, {}, BlockInfo(1)))(
             jax.random.split(keys['blocks'], self.depth))
     # `fsdp` splits E on every TPU: 'out', unlike 'embed', has no other choice in `parallel/sharding.py`.
     out, down = blocks['attn']['out'], blocks['mlp']['down']
-    out['kernel'] = labelled(out['kernel'], (LAYERS, 'heads', 'head', 'out'))
-    down['kernel'] = labelled(down['kernel'], (LAYERS, 'mlp', 'out'))
+    out['kernel'] = labelled(out['kernel'], (LAYERS, 'heads', 'head', 'out'), matrix=(2, 1))
+    down['kernel'] = labelled(down['kernel'], (LAYERS, 'mlp', 'out'), matrix=(1, 1))
     return {
         'embed': embed,
         'blocks': blocks,
@@ -68,13 +68,12 @@ class Narrow:
 
   def _run(self, params: Params, x_BME: Array, mask: Array | None = None) -> Array:
     """Returns `x [B, M, E]` after all blocks; `mask` broadcasts to `[B, A, M, M]`, None = all are attended to."""
-    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
-      y, _ = applied(self._block, params, x, num_images=x.shape[0], rate=rate, dropout_key=key, capture=False,
-                     mask=mask)
-      return constrain_batch(y)
+    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> tuple[Array, stack.Sums]:
+      y, _, _ = applied(self._block, params, x, {}, BlockInfo(x.shape[0], rate, key, mask=mask))
+      return constrain_batch(y), {}
 
     return stack.run(layer, params, x_BME, ready=stack.cast(self._context.dtype), rates=None, keys=None,
-                     execution=self.encoder.execution, remat=self.encoder.remat)
+                     execution=self.encoder.execution, remat=self.encoder.remat)[0]
 
   @property
   def _context(self) -> Context:

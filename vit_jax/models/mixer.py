@@ -138,13 +138,13 @@ class Mixer:
     """All blocks."""
     s = self.settings
 
-    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
-      return constrain_batch(applied(self._block, params, x, rate=rate, dropout_key=key))
+    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> tuple[Array, stack.Sums]:
+      return constrain_batch(applied(self._block, params, x, rate=rate, dropout_key=key)), {}
 
     rates_L = jnp.asarray(np.linspace(0., s.drop_path, s.depth), jnp.float32) if s.drop_path else None
     keys_L = None if key is None else jax.random.split(key, s.depth)
     return stack.run(layer, params, x_BND, ready=stack.cast(self._dtype), rates=rates_L, keys=keys_L,
-                     execution=s.execution, remat=s.remat)
+                     execution=s.execution, remat=s.remat)[0]
 
   @property
   def _dtype(self) -> DTypeLike:

@@ -10,16 +10,23 @@ from collections.abc import Callable
 from typing import assert_never
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
 from vit_jax.config.schema import Execution, Remat
 from vit_jax.core import trees
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Key, Params, PyTree
 from vit_jax.models import adapters
 
-Layer = Callable[[Params, Array, Array | None, Key | None], Array]
-"""`(params of this layer, activations, its drop-path rate, its key) -> activations`."""
+Sums = dict[str, Array]
+"""Scalars f32 by name, which are summed over the layers; `{}` for most networks."""
+Layer = Callable[[Params, PyTree, Array | None, Key | None], tuple[PyTree, Sums]]
+"""`(params of this layer, activations, its drop-path rate, its key) -> (activations, sums)`.
+
+Activations may be a tree of arrays.
+"""
 Ready = Callable[[Params], Params]
 """From stacked parameters, of any number of layers, to what the layers use; acts on each layer for itself."""
 
@@ -58,18 +65,28 @@ def rematerialized(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:
   return jax.checkpoint(layer, policy=policy, prevent_cse=prevent_cse)
 
 
-def _scan(step: Layer, x: Array, layers: tuple[Params, Array | None, Array | None], unroll: int) -> Array:
-  return lax.scan(lambda x, one: (step(one[0], x, one[1], one[2]), None), x, layers, unroll=unroll)[0]
+def _scan(step: Layer, x: PyTree, layers: tuple[Params, Array | None, Array | None],
+          unroll: int) -> tuple[PyTree, Sums]:
+  def checked(x: PyTree, one: tuple[Params, Array | None, Array | None]) -> tuple[PyTree, Sums]:
+    y, sums = step(one[0], x, one[1], one[2])
+    before, after = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (x, y))
+    if before != after:
+      raise UserError(f'model.execution: expected unrolled for blocks that change the shape of what they pass on, here '
+                      f'from {before} to {after}, got scan. Set --config.model.execution=unrolled.')
+    return y, sums
+
+  x, sums = lax.scan(checked, x, layers, unroll=unroll)
+  return x, jax.tree.map(lambda leaf: leaf.sum(0), sums)
 
 
-def run(layer: Layer, params: Params, x: Array, *, ready: Ready, rates: Array | None, keys: Array | None,
-        execution: Execution, remat: Remat, full_remat: int = 0, unroll: int = 1) -> Array:
-  """Applies `layer` depth times.
+def run(layer: Layer, params: Params, x: PyTree, *, ready: Ready, rates: Array | None, keys: Array | None,
+        execution: Execution, remat: Remat, full_remat: int = 0, unroll: int = 1) -> tuple[PyTree, Sums]:
+  """Applies `layer` depth times. Returns the activations after it, and the sums over all layers.
 
   Args:
     layer: one layer.
     params: stacked, `[L, ...]`.
-    x: activations, any shape; a layer keeps shape and dtype.
+    x: activations, a tree of arrays of any shapes; a scanned layer keeps shapes and dtypes.
     ready: what the parameters go through first. A scan gets all of them ready before it cuts them, so that a sharded
       kernel is cast and gathered once; unrolled, each is cut first, so that no stack of cast kernels is kept.
     rates: `[L]` f32, drop-path rate of each layer, or None: no branch is dropped.
@@ -86,13 +103,16 @@ def run(layer: Layer, params: Params, x: Array, *, ready: Ready, rates: Array | 
       layers = (ready(params), rates, keys)
       if not full_remat:
         return _scan(rest, x, layers, unroll)
-      x = _scan(first, x, jax.tree.map(lambda leaf: leaf[:full_remat], layers), unroll)
-      return _scan(rest, x, jax.tree.map(lambda leaf: leaf[full_remat:], layers), unroll)
+      x, sums = _scan(first, x, jax.tree.map(lambda leaf: leaf[:full_remat], layers), unroll)
+      x, more = _scan(rest, x, jax.tree.map(lambda leaf: leaf[full_remat:], layers), unroll)
+      return x, jax.tree.map(jnp.add, sums, more)
     case Execution.UNROLLED | Execution.AUTO:
+      total: Sums = {}
       for i, stacked in enumerate(unstack(params)):
         one = jax.tree.map(lambda leaf: leaf[0], ready(stacked))
         step = first if i < full_remat else rest
-        x = step(one, x, None if rates is None else rates[i], None if keys is None else keys[i])
-      return x
+        x, more = step(one, x, None if rates is None else rates[i], None if keys is None else keys[i])
+        total = jax.tree.map(jnp.add, total, more) if total else more
+      return x, total
     case _:
       assert_never(execution)

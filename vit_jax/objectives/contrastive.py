@@ -10,6 +10,7 @@ used, and its parameter gets no gradient that would increase it beyond the limit
 """
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -164,6 +165,7 @@ def tower(settings: schema.Text, *, out_width: int, model: schema.Model | None =
 
 class Spec(spec.Spec[schema.Contrastive]):
   """Builds `Contrastive` from a config, with the texts of its examples."""
+  from_weights = tuple(f'text.{field.name}' for field in dataclasses.fields(schema.Text) if field.name != 'weights')
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Contrastive:
     model, frozen_for = self.config.model, freezing.until(self.config.optimizer.rules, lengths.steps)
@@ -172,6 +174,10 @@ class Spec(spec.Spec[schema.Contrastive]):
     return Contrastive(
         backbone, tower(self.settings.text, out_width=width, model=model), self.settings,
         dtype=jnp.dtype(model.dtype.value), is_frozen=lambda name: frozen_for(name) >= lengths.total_steps)
+
+  def begins_with(self) -> dict[str, spec.Begin]:
+    return {'text': spec.Begin(self.settings.text.weights, 'text', self.config.model, self.config.image_px,
+                               is_text=True)}
 
   def open_texts(self, source: Source) -> captions.Texts:
     s = self.settings

@@ -11,17 +11,22 @@ are drawn as those that DINOv2 masks, as in DINOv3's program, or are all with `m
 """
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
+from vit_jax.core import trees
 from vit_jax.core.contracts import Backbone, TokenBackbone
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch, Extra, Key, Params, PyTree
 from vit_jax.models.heads import Projector
 from vit_jax.objectives import dinov2
 from vit_jax.objectives.dino import TEACHER, Rates
 from vit_jax.objectives.dinov2 import NUM_GLOBAL, Dinov2, Masks
-from vit_jax.objectives.feature_distill import PATCHES, POOLED, TRAINED, Trained
+from vit_jax.objectives.feature_distill import FROM_WEIGHTS, PATCHES, POOLED, TRAINED, Trained, settings_from
+from vit_jax.objectives.spec import Begin, Loaded
 
 
 class Dinov2Distill(Dinov2):
@@ -64,8 +69,13 @@ class Dinov2Distill(Dinov2):
     return self._project(extra[TRAINED], pooled), self._project_patches(extra[TRAINED], tokens, masks)
 
 
+HEAD_SIZES = ('out_dim', 'hidden_dim', 'bottleneck_dim', 'norm_last_layer', 'patch_out_dim', 'patch_bottleneck_dim')
+"""Settings of DINO's heads."""
+
+
 class Spec(dinov2.Spec):
   """Builds `Dinov2Distill` from a config."""
+  from_weights = (*FROM_WEIGHTS, *HEAD_SIZES)
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dinov2Distill:
     s, px = self.settings, self.config.image_px
@@ -78,3 +88,26 @@ class Spec(dinov2.Spec):
     s = self.settings
     assert isinstance(s, schema.Dinov2Distill), s
     return {**super().models(), 'objective.teacher.model': s.teacher.model}
+
+  def begins_with(self) -> dict[str, Begin]:
+    s = self.settings
+    assert isinstance(s, schema.Dinov2Distill), s
+    return {'teacher': Begin(s.teacher.weights, TRAINED, s.teacher.model, s.teacher.image_px(self.config.image_px),
+                             s.teacher.view, first='teacher', required='a run of DINOv2 or DINOv3')}
+
+  def settings_from(self, name: str, weights: Loaded) -> dict[str, Any]:
+    return {**settings_from(weights, self.config.model), **head_sizes(weights)}
+
+
+def head_sizes(weights: Loaded) -> dict[str, Any]:
+  """Returns the settings of DINO's heads that weights have. Raises UserError if the weights have no such heads."""
+  if 'projector' not in weights.params:
+    raise UserError(f'objective.teacher.weights: expected a run of DINOv2, whose heads teach, got {weights.source} '
+                    'without heads. Use objective FeatureDistill, which needs none.')
+  shapes = {name: leaf.shape for name, leaf in trees.flatten(weights.params).items()}
+  bottleneck, num_prototypes = shapes['projector/prototypes/kernel']
+  # Without heads for patches, the size of their bottleneck is not used, and is the default.
+  patch_bottleneck, num_patch_prototypes = shapes.get('patch_projector/prototypes/kernel', (256, 0))
+  return dict(zip(HEAD_SIZES, (
+      num_prototypes, shapes['projector/mlp1/kernel'][-1], bottleneck, 'projector/prototypes/norm' not in shapes,
+      num_patch_prototypes, patch_bottleneck), strict=True))

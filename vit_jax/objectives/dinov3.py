@@ -30,6 +30,7 @@ from vit_jax.models.vit import interpolate
 from vit_jax.objectives import dinov2
 from vit_jax.objectives.dino import TEACHER, Rates
 from vit_jax.objectives.dinov2 import Dinov2
+from vit_jax.objectives.spec import Begin
 
 GRAM = 'gram'
 """Key of `extra` for the Gram teacher, and name of the term."""
@@ -132,3 +133,8 @@ class Spec(dinov2.Spec):
       raise UserError(f'objective.gram.step: expected a moment before objective.gram.start={gram.start}, got '
                       f'{gram.step}. Set an earlier one.')
     return Dinov3(*self.networks(backbone), rates=self.rates(lengths), weight=gram.weight, moments=moments)
+
+  def begins_with(self) -> dict[str, Begin]:
+    assert isinstance(self.settings, schema.Dinov3), self.settings
+    gram = self.settings.gram
+    return {'gram': Begin(gram.weights, GRAM, self.config.model, self.config.image_px, gram.view, first=TEACHER)}

@@ -149,3 +149,8 @@ class Spec(spec.Spec[schema.Distill]):
 
   def models(self) -> dict[str, schema.Model]:
     return {**super().models(), 'objective.teacher.model': self.settings.teacher.model}
+
+  def begins_with(self) -> dict[str, spec.Begin]:
+    t = self.settings.teacher
+    return {'teacher': spec.Begin(t.weights, TRAINED, t.model, self.config.image_px, required='a weight file',
+                                  normalization=(t.mean, t.std))}

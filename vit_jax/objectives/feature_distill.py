@@ -7,6 +7,9 @@ released weights do not have.
 """
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -151,8 +154,20 @@ def distance(predicted: Array, wanted: Array, kind: FeatureDistance) -> Array:
   return each.reshape(len(each), -1).mean(1)
 
 
+FROM_WEIGHTS = ('teacher.model', 'teacher.mean', 'teacher.std')
+"""Settings of a feature teacher that follow from its weights."""
+
+
+def settings_from(weights: spec.Loaded, student: schema.Model) -> dict[str, Any]:
+  """Returns `FROM_WEIGHTS`: network and normalization of the weights, in the dtype of the student."""
+  model = dataclasses.replace(weights.model, dtype=student.dtype)
+  normalization = weights.preprocess
+  return dict(zip(FROM_WEIGHTS, (model, tuple(normalization.mean), tuple(normalization.std)), strict=True))
+
+
 class Spec(spec.Spec[schema.FeatureDistill]):
   """Builds `FeatureDistill` from a config."""
+  from_weights = FROM_WEIGHTS
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> FeatureDistill:
     s, model = self.settings, self.config.model
@@ -175,3 +190,12 @@ class Spec(spec.Spec[schema.FeatureDistill]):
 
   def models(self) -> dict[str, schema.Model]:
     return {**super().models(), 'objective.teacher.model': self.settings.teacher.model}
+
+  def begins_with(self) -> dict[str, spec.Begin]:
+    t = self.settings.teacher
+    return {'teacher': spec.Begin(t.weights, TRAINED, t.model, t.image_px(self.config.image_px), t.view,
+                                  required='a weight file')}
+
+  def settings_from(self, name: str, weights: spec.Loaded) -> dict[str, Any]:
+    del name
+    return settings_from(weights, self.config.model)

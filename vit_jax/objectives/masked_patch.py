@@ -70,7 +70,7 @@ class MaskedPatch:
     params, _ = self._backbone.init(keys['backbone'], batch['image'])
     width = jax.eval_shape(lambda: self._backbone.embed(params, batch['image'])).shape[-1]
     kernel = self._laws.decoder.kernel(keys['decoder'], (width, self.num_outputs))
-    decoder = {'kernel': labelled(kernel, ('embed', 'classes')),
+    decoder = {'kernel': labelled(kernel, ('embed', 'classes'), matrix=(1, 1)),
                'bias': labelled(jnp.zeros(self.num_outputs), ('classes',))}
     mask = labelled(self._laws.mask(keys['mask_token'], (1, 1, width)), (None, 'tokens', None))
     return {'backbone': params, 'decoder': decoder, 'mask_token': mask}, {}

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core.contracts import Backbone, Objective, TokenBackbone, Watch
 from vit_jax.core.errors import UserError
+from vit_jax.core.types import Params
 from vit_jax.data.device.token_targets import Targets
 from vit_jax.data.image.transform import Shapes
 from vit_jax.data.source import Source
@@ -21,6 +22,45 @@ if TYPE_CHECKING:  # few objectives have label maps or texts
 S = TypeVar('S')
 
 
+class Begin(NamedTuple):
+  """Pretrained weights for a second network of a run, such as a teacher, whose parameters are a part of the state.
+
+  weights: their address; '' = none.
+  part: key of `extra` that has the network: `backbone`, perhaps `head` and others by name, and `state`. It is
+    `parallel.sharding.TRAINED` for a network that never changes and has other shapes than the trained one.
+  model: settings of the network.
+  image_px: size of the images that the network sees.
+  view: of a run directory, as in `weights.loading.load`; '' = `first` if the run has that view.
+  first: see `view`.
+  required: which weights must be given, for a message; '' = the network can also be initialized without weights.
+  normalization: mean and standard deviation of its images in the config, which a warning compares with those of the
+    weights; () = they follow from the weights.
+  is_text: whether it is a text tower. Its parameters are then in `params[part]`, and `model` and `image_px` are those
+    of the image tower.
+  """
+  weights: str
+  part: str
+  model: schema.Model
+  image_px: tuple[int, int]
+  view: str = ''
+  first: str = ''
+  required: str = ''
+  normalization: tuple[tuple[float, ...], ...] = ()
+  is_text: bool = False
+
+
+class Loaded(Protocol):
+  """What an objective reads from loaded weights: see `weights.network.Weights`."""
+  @property
+  def model(self) -> schema.Model: ...
+  @property
+  def preprocess(self) -> Any: ...
+  @property
+  def params(self) -> Params: ...
+  @property
+  def source(self) -> str: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Spec(abc.ABC, Generic[S]):
   """The objective of a config. `build` is required; the rest is for the kinds that need it.
@@ -29,6 +69,8 @@ class Spec(abc.ABC, Generic[S]):
   """
   config: schema.Config
   settings: S
+  from_weights: ClassVar[tuple[str, ...]] = ()
+  """Names of the objective's settings that `settings_from` returns."""
 
   @abc.abstractmethod
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Objective:
@@ -37,6 +79,21 @@ class Spec(abc.ABC, Generic[S]):
   def models(self) -> dict[str, schema.Model]:
     """Returns the settings of all networks of the run, by their place in the config."""
     return {'model': self.config.model}
+
+  def begins_with(self) -> dict[str, Begin]:
+    """Returns the other networks that begin with weights, by the setting of the objective that describes them.
+
+    A network `teacher` is described by `objective.teacher`, whose setting `weights` names the weights.
+    """
+    return {}
+
+  def settings_from(self, name: str, weights: Loaded) -> dict[str, Any]:
+    """Returns settings of the objective that follow from the weights of the network `name`, by dotted name.
+
+    They are `from_weights`, such as `teacher.model`. Raises UserError if the network cannot have these weights.
+    """
+    del name, weights
+    return {}
 
   def open_maps(self, source: Source) -> Answers | None:
     """Opens the label maps that the loader adds to its batches.

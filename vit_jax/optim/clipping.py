@@ -12,6 +12,7 @@ import optax
 from vit_jax.core import trees
 from vit_jax.core.types import Array, PyTree
 from vit_jax.optim import per_layer
+from vit_jax.optim.masks import Matrices
 
 EXEMPT = 'head/'  # Brock et al. 2021 (arXiv 2102.06171), section 4.1: the final linear layer is not clipped
 LEAST = 1e-3  # same, eq. 3: a parameter's norm counts as at least this, so that zeros can move
@@ -72,19 +73,20 @@ def _tensor(name: str) -> str:
   return QKV.sub(r'\1qkv\2', name)
 
 
-def adaptive(ratio: float) -> optax.GradientTransformationExtraArgs:
+def adaptive(ratio: float, matrices: Matrices) -> optax.GradientTransformationExtraArgs:
   """Clips gradients adaptively, unit by unit (Brock et al. 2021, eq. 3).
 
     g_i <- g_i * min(1, ratio * max(|w_i|, 1e-3) / |g_i|)
 
-  A unit i is an output unit of a kernel, each layer's for itself, or any other tensor whole. The head is exempt.
+  A unit i is an output unit of a matrix, each layer's for itself, or any other tensor whole. The head is exempt.
   """
 
   def clip(name: str, u: Array, param: Array) -> Array:
     if name.startswith(EXEMPT):
       return u
-    limit = ratio * jnp.maximum(per_layer.unit_norms(name, param), LEAST)
-    return u * (limit / jnp.maximum(per_layer.unit_norms(name, u), limit)).astype(u.dtype)
+    matrix = matrices.get(name)
+    limit = ratio * jnp.maximum(per_layer.unit_norms(name, param, matrix), LEAST)
+    return u * (limit / jnp.maximum(per_layer.unit_norms(name, u, matrix), limit)).astype(u.dtype)
 
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **_: Any) -> tuple[PyTree, PyTree]:
     return trees.map_named(clip, updates, params), state

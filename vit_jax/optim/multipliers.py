@@ -13,6 +13,7 @@ from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree, Schedule
 from vit_jax.optim import masks, schedules
+from vit_jax.optim.masks import Matrices
 
 BODY, FINAL_NORM = 'backbone/', 'backbone/norm/'
 BELOW = 'backbone/(stem/.*|stem_norm/.*|norm_before/.*|cls|dist|registers|positions(/.*)?)'
@@ -66,7 +67,8 @@ def scale_by_path(config: schema.Optimizer, lengths: Lengths) -> optax.GradientT
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def add_decay(config: schema.Optimizer, lengths: Lengths, *, over: float) -> optax.GradientTransformationExtraArgs:
+def add_decay(config: schema.Optimizer, lengths: Lengths, *, over: float,
+              matrices: Matrices) -> optax.GradientTransformationExtraArgs:
   """Adds `weight_decay * ramp(step) * rule(step) / over * parameter` to the leaves that `weight_decay_mask` names."""
   rules, ramp = _values(config, lengths, lambda rule: rule.weight_decay), schedules.ramp(
       config.weight_decay_ramp, lengths=lengths)
@@ -74,7 +76,7 @@ def add_decay(config: schema.Optimizer, lengths: Lengths, *, over: float) -> opt
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, *, step: Array,
              **_: Any) -> tuple[PyTree, PyTree]:
     def add(name: str, u: Array, param: Array) -> Array:
-      if not masks.matches(name, config.weight_decay_mask):
+      if not masks.matches(name, config.weight_decay_mask, matrices):
         return u
       return u + (config.weight_decay / over * ramp(step) * rules(name)(step)).astype(u.dtype) * param
 
@@ -95,12 +97,13 @@ def _values(config: schema.Optimizer, lengths: Lengths,
   return value
 
 
-def check(params: PyTree, config: schema.Optimizer) -> None:
+def check(params: PyTree, config: schema.Optimizer, matrices: Matrices) -> None:
   """Raises UserError if a pattern or a layer-wise decay does not fit the parameters."""
   masks.check_rules(params, config.rules)
-  masks.mask(params, config.weight_decay_mask if config.weight_decay else (), what='optimizer.weight_decay_mask')
+  masks.mask(params, config.weight_decay_mask if config.weight_decay else (), what='optimizer.weight_decay_mask',
+             matrices=matrices)
   masks.mask(params, config.clip_parts, what='optimizer.clip_parts')
   for setting in ('trust_ratio_mask', 'matrices'):
-    masks.mask(params, getattr(config, setting, ()), what=f'optimizer.{setting}')
+    masks.mask(params, getattr(config, setting, ()), what=f'optimizer.{setting}', matrices=matrices)
   if config.layer_decay != 1.:
     find_depth(params)

@@ -21,9 +21,11 @@ import optax
 
 from vit_jax.config import schema
 from vit_jax.core import numerics, trees
+from vit_jax.core.axes import Matrix
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree
-from vit_jax.optim import adam, masks, per_layer
+from vit_jax.optim import adam, masks
+from vit_jax.optim.masks import Matrices
 
 Polynomials: TypeAlias = tuple[tuple[float, float, float], ...]
 
@@ -45,26 +47,28 @@ class MuonState(NamedTuple):
   rest: PyTree
 
 
-def muon(config: schema.Muon, **_: Any) -> optax.GradientTransformation:
+def muon(config: schema.Muon, *, matrices: Matrices, **_: Any) -> optax.GradientTransformation:
   """Returns Muon for the parameters that `matrices` names, with AdamW for the others. The decay is applied later."""
   rest = adam.scale_by_adam(config.b1, config.b2, config.eps, config.mu_dtype.value)
 
   def init(params: PyTree) -> MuonState:
-    chosen = trees.map_named(lambda name, _: masks.matches(name, config.matrices), params)  # checked by `multipliers`
-    momentum = trees.map_named(lambda name, p: _zeros(name, p, config.mu_dtype.value), _only(True, chosen, params))
+    chosen = trees.map_named(lambda name, _: masks.matches(name, config.matrices, matrices),
+                             params)  # checked by `multipliers`
+    momentum = trees.map_named(lambda name, p: _zeros(name, p, matrices.get(name), config.mu_dtype.value),
+                               _only(True, chosen, params))
     return MuonState(momentum, rest.init(_only(False, chosen, params)))
 
   def update(updates: PyTree, state: MuonState, params: PyTree | None = None, *, ok: Array | bool = True,
              **_: Any) -> tuple[PyTree, MuonState]:
     del params
-    chosen = trees.map_named(lambda name, _: masks.matches(name, config.matrices), updates)
+    chosen = trees.map_named(lambda name, _: masks.matches(name, config.matrices, matrices), updates)
     others, after = rest.update(_only(False, chosen, updates), state.rest, ok=ok)
     grads = _only(True, chosen, updates)
     beta = config.momentum
     momentum = trees.map_once(lambda m, g: jnp.where(ok, beta * m.astype(jnp.float32) + (1. - beta) * g, m),
                               state.momentum, grads)
     ahead = trees.map_once(lambda m, g: beta * m + (1. - beta) * g, momentum, grads)
-    moved = _orthogonal(ahead, config)
+    moved = _orthogonal(ahead, config, matrices)
     kept = jax.tree.map(lambda m: m.astype(config.mu_dtype.value), momentum)
     return jax.tree.map(lambda is_matrix, one, other: one if is_matrix else other, chosen, moved, others,
                         is_leaf=lambda x: isinstance(x, bool)), MuonState(kept, after)
@@ -72,9 +76,8 @@ def muon(config: schema.Muon, **_: Any) -> optax.GradientTransformation:
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _zeros(name: str, leaf: Array, dtype: Any) -> Array:
-  rows, columns = shape_of(name, leaf.shape)
-  if min(rows, columns) < 2:
+def _zeros(name: str, leaf: Array, matrix: Matrix | None, dtype: Any) -> Array:
+  if matrix is None or min(shape_of(leaf.shape, matrix)) < 2:
     raise UserError(f'optimizer.matrices: expected patterns of matrices, got {name!r} with the shape '
                     f'{list(leaf.shape)}. Leave it to AdamW.')
   return jnp.zeros(leaf.shape, dtype)
@@ -85,42 +88,43 @@ def _only(wanted: bool, chosen: PyTree, tree: PyTree) -> PyTree:
   return jax.tree.map(lambda is_matrix, x: x if is_matrix is wanted else optax.MaskedNode(), chosen, tree)
 
 
-def shape_of(name: str, shape: Sequence[int]) -> tuple[int, int]:
-  """Returns inputs and outputs of the matrix that a leaf is, or that each of its layers is."""
-  own = tuple(shape[1:]) if trees.is_stacked(name) else tuple(shape)
-  split = len(own) - per_layer.num_output_axes(name)
-  return math.prod(own[:split]), math.prod(own[split:])
+def shape_of(shape: Sequence[int], matrix: Matrix) -> tuple[int, int]:
+  """Returns inputs and outputs of the matrix that a leaf is, or of each that it holds, such as one for each layer."""
+  num_inputs, num_outputs = matrix
+  last = len(shape) - num_outputs
+  return math.prod(shape[last - num_inputs:last]), math.prod(shape[last:])
 
 
-def _orthogonal(tree: PyTree, config: schema.Muon) -> PyTree:
+def _orthogonal(tree: PyTree, config: schema.Muon, matrices: Matrices) -> PyTree:
   """Returns orthogonal matrices in place of those of the tree, scaled; all matrices of one shape at once."""
   groups: dict[tuple[int, int], list[tuple[str, Array]]] = defaultdict(list)
   for name, leaf in trees.flatten(tree).items():
-    rows, columns = shape_of(name, leaf.shape)
+    rows, columns = shape_of(leaf.shape, matrices[name])
     groups[min(rows, columns), max(rows, columns)].append((name, leaf))
   found: dict[str, Array] = {}
   for members in groups.values():
-    wide = [_wide(name, leaf).astype(config.dtype.value) for name, leaf in members]
+    wide = [_wide(leaf, matrices[name]).astype(config.dtype.value) for name, leaf in members]
     done = _each_on_one_device(jnp.concatenate(wide), POLYNOMIALS[config.polynomials])
     start = 0
     for (name, leaf), one in zip(members, wide, strict=True):
       own = done[start:start + len(one)]
-      own = own.swapaxes(1, 2) if _is_turned(name, leaf) else own
-      found[name] = _scale(config.scale, *shape_of(name, leaf.shape)) * own.reshape(leaf.shape).astype(jnp.float32)
+      own = own.swapaxes(1, 2) if _is_turned(leaf, matrices[name]) else own
+      factor = _scale(config.scale, *shape_of(leaf.shape, matrices[name]))
+      found[name] = factor * own.reshape(leaf.shape).astype(jnp.float32)
       start += len(one)
   return trees.map_named(lambda name, _: found[name], tree)
 
 
-def _wide(name: str, leaf: Array) -> Array:
-  """Returns the matrices of a leaf, `[L, small, large]`."""
-  matrices = leaf.reshape(-1, *shape_of(name, leaf.shape))
-  return matrices.swapaxes(1, 2) if _is_turned(name, leaf) else matrices
+def _wide(leaf: Array, matrix: Matrix) -> Array:
+  """Returns the matrices of a leaf, `[n, small, large]`."""
+  matrices = leaf.reshape(-1, *shape_of(leaf.shape, matrix))
+  return matrices.swapaxes(1, 2) if _is_turned(leaf, matrix) else matrices
 
 
-def _is_turned(name: str, leaf: Array) -> bool:
+def _is_turned(leaf: Array, matrix: Matrix) -> bool:
   """Whether outputs come before inputs; in square matrices so that the width of the network comes first."""
-  rows, columns = shape_of(name, leaf.shape)
-  return rows > columns or (rows == columns and per_layer.num_output_axes(name) == 1)
+  rows, columns = shape_of(leaf.shape, matrix)
+  return rows > columns or (rows == columns and matrix[1] == 1)
 
 
 def _each_on_one_device(x: Array, polynomials: Polynomials) -> Array:

@@ -5,11 +5,12 @@ counts steps for schedules, and the norm is computed once, in the train step. Wh
 change, and the updates have no meaning. Operations on complete tensors (trust ratios, clipping, factored statistics)
 treat each layer of a stacked leaf separately.
 
-A settings class names its optimizer in `implementation`: a function `(settings, *, coupled, schedule)` that returns an
-optax transformation from gradients to updates, before decoupled weight decay and learning rate. It takes by name what
-it uses, and the rest as `**_`. `coupled` is the weight decay that is part of the gradient or of the update; `schedule`
-maps a step to a learning rate. The transformation gets `step`, `grad_norm` and `ok` as extra arguments; `momentum.hold`
-adds the meaning of `ok` to one that ignores it, and `per_layer.per_layer` makes one act on each layer.
+A settings class names its optimizer in `implementation`: a function `(settings, *, coupled, schedule, matrices)` that
+returns an optax transformation from gradients to updates, before decoupled weight decay and learning rate. It takes by
+name what it uses, and the rest as `**_`. `coupled` is the weight decay that is part of the gradient or of the update;
+`schedule` maps a step to a learning rate; `matrices` says which parameters are matrices. The transformation gets
+`step`, `grad_norm` and `ok` as extra arguments; `momentum.hold` adds the meaning of `ok` to one that ignores it, and
+`per_layer.per_layer` makes one act on each layer.
 
 A settings class may name a second transformation in `after_rate`, a function `(settings, schedule)`: it gets the steps
 of the parameters, in which learning rate and decay are. And a law of an average that is evaluated, in `average`, a
@@ -25,7 +26,8 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core import implementation, trees
 from vit_jax.core.types import Array, PyTree, Schedule
-from vit_jax.optim import clipping, freezing, multipliers, schedules
+from vit_jax.optim import clipping, freezing, masks, multipliers, schedules
+from vit_jax.optim.masks import Matrices
 
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Kind: TypeAlias = schema.AnyOptimizer
@@ -38,55 +40,76 @@ def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
   rules; decay by the schedule alone; the learning rate; what follows it. Frozen leaves are silent before and after,
   so that the norm that is clipped is of what moves.
 
+  Both of its functions take `matrices`, which of the parameters are matrices (`masks.Matrices`); None = the leaves
+  called `kernel`, as `masks.find_matrices` returns them.
+
   Raises:
     UserError: if moments of the run, such as those of a ramp, are out of order.
   """
   frozen_for = freezing.until(config.rules, lengths.steps)
+  is_freezing = any(rule.frozen_until for rule in config.rules)
+  after = optax.with_extra_args_support(
+      implementation.load(config.after_rate)(config, schedule)) if config.after_rate else None
+  _steps(config, schedule, lengths, {})  # raises the errors of the config
+
+  def init(params: PyTree, matrices: Matrices | None = None) -> PyTree:
+    matrices = masks.find_matrices(params) if matrices is None else matrices
+    multipliers.check(params, config, matrices)
+    state = _steps(config, schedule, lengths, matrices).init(params)
+    return (state, after.init(params)) if after else state
+
+  def update(grads: PyTree, state: PyTree, params: PyTree | None = None, *, step: Array, grad_norm: Array,
+             ok: Array | bool = True, matrices: Matrices | None = None, **_: Any) -> tuple[PyTree, PyTree]:
+    matrices = masks.find_matrices(grads) if matrices is None else matrices
+    if is_freezing:
+      grads = freezing.silence(grads, frozen_for, step)
+      grad_norm = freezing.whole_norm(grads)
+    state, *others = state if after else [state]
+    updates, state = _steps(config, schedule, lengths, matrices).update(
+        grads, state, params, step=step, grad_norm=grad_norm, ok=ok)
+    updates = freezing.silence(updates, frozen_for, step) if is_freezing else updates
+    if after is None:
+      return updates, state
+    updates, last = after.update(updates, *others, params, step=step, grad_norm=grad_norm, ok=ok)
+    return updates, (state, last)
+
+  return Optimizer(init, update)
+
+
+def _steps(config: Kind, schedule: Schedule, lengths: Lengths, matrices: Matrices) -> Optimizer:
+  """Returns the transformation from gradients to the steps of the parameters, learning rate included."""
+  frozen_for = freezing.until(config.rules, lengths.steps)
   frozen = {lengths.steps(rule.frozen_until) for rule in config.rules if rule.frozen_until}
-  moving = [_core(config, lengths, schedule)] if not frozen else freezing.freeze(
-      lambda: _core(config, lengths, schedule), frozen_for, lengths=[0, *frozen], total=lengths.total_steps)
+  moving = [_core(config, lengths, schedule, matrices)] if not frozen else freezing.freeze(
+      lambda: _core(config, lengths, schedule, matrices), frozen_for, lengths=[0, *frozen], total=lengths.total_steps)
   by = getattr(config, 'decay_by', schema.DecayBy.GRADIENT)
-  parts: list[optax.GradientTransformation] = [*_clip(config), *moving]
+  parts: list[optax.GradientTransformation] = [*_clip(config, matrices), *moving]
   if by is schema.DecayBy.LR and config.weight_decay:
-    parts.append(multipliers.add_decay(config, lengths, over=1.))
+    parts.append(multipliers.add_decay(config, lengths, over=1., matrices=matrices))
   if config.layer_decay != 1. or config.rules:
     parts.append(multipliers.scale_by_path(config, lengths))
   if by is schema.DecayBy.SCHEDULE and config.weight_decay:
     peak = schedules.peak_rate(config, batch_size=lengths.batch_size)
-    parts.append(multipliers.add_decay(config, lengths, over=peak))
-  whole = optax.chain(*parts, scale_by_schedule(schedule))
-
-  def init(params: PyTree) -> PyTree:
-    multipliers.check(params, config)
-    return whole.init(params)
-
-  def update(grads: PyTree, state: PyTree, params: PyTree | None = None, *, step: Array, grad_norm: Array,
-             ok: Array | bool = True, **_: Any) -> tuple[PyTree, PyTree]:
-    if frozen:
-      grads = freezing.silence(grads, frozen_for, step)
-      grad_norm = freezing.whole_norm(grads)
-    updates, state = whole.update(grads, state, params, step=step, grad_norm=grad_norm, ok=ok)
-    return freezing.silence(updates, frozen_for, step) if frozen else updates, state
-
-  steps = Optimizer(init, update)
-  return optax.chain(steps, implementation.load(config.after_rate)(config, schedule)) if config.after_rate else steps
+    parts.append(multipliers.add_decay(config, lengths, over=peak, matrices=matrices))
+  return optax.chain(*parts, scale_by_schedule(schedule))
 
 
-def _clip(config: Kind) -> list[optax.GradientTransformation]:
+def _clip(config: Kind, matrices: Matrices) -> list[optax.GradientTransformation]:
   found: list[optax.GradientTransformation] = []
   if config.clip_norm:
     found.append(clipping.by_norm(config.clip_norm, config.clip_parts))
   if config.clip_tensor:
     found.append(clipping.by_tensor_norm(config.clip_tensor))
   if config.clip_adaptive:
-    found.append(clipping.adaptive(config.clip_adaptive))
+    found.append(clipping.adaptive(config.clip_adaptive, matrices))
   return found
 
 
-def _core(config: Kind, lengths: Lengths, schedule: Schedule) -> optax.GradientTransformation:
+def _core(config: Kind, lengths: Lengths, schedule: Schedule, matrices: Matrices) -> optax.GradientTransformation:
   """Returns the transformation from gradient to update, with the weight decay that is part of it."""
-  coupled = [multipliers.add_decay(config, lengths, over=1.)] if config.weight_decay else []
-  core: optax.GradientTransformation = implementation.of(config)(config, coupled=coupled, schedule=schedule)
+  coupled = [multipliers.add_decay(config, lengths, over=1., matrices=matrices)] if config.weight_decay else []
+  core: optax.GradientTransformation = implementation.of(config)(
+      config, coupled=coupled, schedule=schedule, matrices=matrices)
   return core
 
 

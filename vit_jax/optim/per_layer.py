@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.core import trees
+from vit_jax.core.axes import Matrix
 from vit_jax.core.types import Array, PyTree
 
 
@@ -57,29 +58,22 @@ def _stacks(tree: PyTree) -> dict[str, PyTree]:
   return {stack: part(stack) for stack in sorted({stack_of(name) for name in trees.flatten(tree)})}
 
 
-def norms(name: str, x: Array) -> Array:
+def norms(name: str, x: Array, matrix: Matrix | None = None) -> Array:
   """Returns the Euclidean norm of each tensor of a leaf, f32, with the leaf's rank.
 
-  The shape is `[1, 1]`, or `[L, 1, 1]` if the leaf is stacked.
+  The shape is `[1, 1]`, or `[L, 1, 1]` if the leaf is stacked. A leaf of several matrices, such as one for each expert,
+  has a norm for each.
   """
-  axes = tuple(range(1 if trees.is_stacked(name) else 0, x.ndim))
-  return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(axes, keepdims=True))
+  first = x.ndim - sum(matrix) if matrix else int(trees.is_stacked(name))
+  return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(range(first, x.ndim), keepdims=True))
 
 
-def num_output_axes(name: str) -> int:
-  """Returns how many axes of a kernel, its last ones, are outputs.
-
-  These are two (heads, width of a head) for query, key and value, else one.
-  """
-  return 2 if name.split('/')[-2:-1] in (['query'], ['key'], ['value']) else 1
-
-
-def unit_norms(name: str, x: Array) -> Array:
-  """Returns the Euclidean norm over the inputs of each output unit of a kernel, f32, with the leaf's rank.
+def unit_norms(name: str, x: Array, matrix: Matrix | None) -> Array:
+  """Returns the Euclidean norm over the inputs of each output unit of a matrix, f32, with the leaf's rank.
 
   Any other leaf is one unit a tensor.
   """
-  if name.split('/')[-1] != 'kernel':
+  if matrix is None:
     return norms(name, x)
-  axes = tuple(range(1 if trees.is_stacked(name) else 0, x.ndim - num_output_axes(name)))
-  return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(axes, keepdims=True))
+  last = x.ndim - matrix[1]
+  return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(range(last - matrix[0], last), keepdims=True))

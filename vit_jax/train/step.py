@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from vit_jax.core import axes, contracts, numerics, trees
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Params, PyTree
+from vit_jax.optim.masks import Matrices
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
@@ -64,16 +65,22 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
         prepared, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_row), batch),
         jax.ShapeDtypeStruct((), jnp.int32))
 
-  def init() -> TrainState:
+  @jax.jit
+  def init_network() -> tuple[Params, Extra]:
     keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')  # 'prepare' is unused, but changes the first key
-    params, extra = objective.init(keys['init'], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), extra)
+    return objective.init(keys['init'], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+
+  matrices = axes.matrices(axes.trace(init_network)[1][0])
+
+  def init() -> TrainState:
+    params, extra = init_network()
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params, matrices), extra)
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, Packed]:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
       share = _image_size(batch) / max_image_size
       batch, key = prepared(batch, state.step)
-      state, metrics = _step(state, batch, key, objective, optimizer, fewest_microbatches(accumulate, share))
+      state, metrics = _step(state, batch, key, objective, optimizer, matrices, fewest_microbatches(accumulate, share))
       return state, pack(metrics)
 
   abstract, axis_labels = axes.trace(init)
@@ -117,14 +124,15 @@ def _shardings(abstract: TrainState, axis_labels: TrainState, mesh: Mesh) -> Tra
   return TrainState(meshes.replicated(mesh), params, opt, extra)  # type: ignore[arg-type]
 
 
-def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optimizer: Optimizer,
+def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optimizer: Optimizer, matrices: Matrices,
           accumulate: int) -> tuple[TrainState, StepMetrics]:
   """Returns the state after a step on a prepared batch, and the metrics of the step; `key` is that of the loss."""
   out, grads = _gradients(objective, state, batch, key, accumulate)
   grad_squares = _squares(grads)
   grad_norm = jnp.sqrt(sum((x.sum() for x in grad_squares.values()), jnp.zeros(())))
   ok = jnp.isfinite(out.loss.value) & jnp.isfinite(grad_norm)
-  updates, opt = optimizer.update(grads, state.opt, state.params, step=state.step, grad_norm=grad_norm, ok=ok)
+  updates, opt = optimizer.update(grads, state.opt, state.params, step=state.step, grad_norm=grad_norm, ok=ok,
+                                  matrices=matrices)
   # The following lines allow XLA to compute parameters, moments and norms in one pass over memory.
   params = trees.map_once(lambda p, u: (p + jnp.where(ok, u, -0.)).astype(p.dtype), state.params, updates)
   moved = trees.map_once(jnp.subtract, params, state.params)

@@ -7,7 +7,6 @@ setting does. The resolved config is written to `config.json`, from which a resu
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -15,8 +14,8 @@ from typing import Any, NamedTuple
 from vit_jax.config import json_files, schema
 from vit_jax.config.schema import Crop, InitSettings, Interpolation, checks
 from vit_jax.config.schema.data import RGB
-from vit_jax.core import trees
 from vit_jax.core.errors import UserError, redacted
+from vit_jax.objectives import kinds
 from vit_jax.record import storage
 from vit_jax.weights import loading, network, preprocess
 from vit_jax.weights.network import Weights
@@ -28,9 +27,6 @@ NETWORK_GROUPS = (('model.gelu',), ('model.norm.eps',), ('model.norm_eps',), ('m
 NORMALIZATION_GROUP = ('data.recipe.mean', 'data.recipe.std')
 RESIZING_GROUP = tuple(f'data.recipe.{name}' for name in (
     'eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'truncate'))
-
-HEAD_SIZES = ('out_dim', 'hidden_dim', 'bottleneck_dim', 'norm_last_layer', 'patch_out_dim', 'patch_bottleneck_dim')
-"""Settings of DINO's heads."""
 
 Values = dict[str, Any]
 
@@ -54,7 +50,7 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
   Raises:
     UserError: `init_from` cannot be read, or the command line sets what follows from the weights of the teacher.
   """
-  config = _with_feature_teacher(_with_text_tower(config, workdir), overridden, workdir)
+  config = _with_networks(config, overridden, workdir)
   if not config.init_from or config.init_settings is InitSettings.CONFIG:
     return Resolved(config, None)
   if before := _started(config, workdir):
@@ -69,81 +65,48 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
   return Resolved(dataclasses.replace(_replaced(config, chosen), init_settings=InitSettings.CONFIG), found)
 
 
-def _with_text_tower(config: schema.Config, workdir: storage.Path) -> schema.Config:
-  """Returns the config with the text tower of the weights that its objective begins with, if it does."""
-  objective = config.objective
-  if not isinstance(objective, schema.Contrastive) or not objective.text.weights:
-    return config
-  before = _started(config, workdir)
-  if before and isinstance(before.objective, schema.Contrastive) and (
-      before.objective.text.weights == redacted(objective.text.weights)):
-    found = dataclasses.replace(before.objective.text, weights=objective.text.weights)
-  else:
-    from vit_jax.weights import text as texts  # only here: few runs have a text tower
-    found = texts.settings(objective.text)
-  return dataclasses.replace(config, objective=dataclasses.replace(objective, text=found))
-
-
-def _with_feature_teacher(config: schema.Config, overridden: Collection[str], workdir: storage.Path) -> schema.Config:
-  """Returns the config with the network of its frozen teacher, if it has one, and with the sizes of its heads."""
-  objective = config.objective
-  if not isinstance(objective, schema.FeatureDistill | schema.Dinov2Distill) or (
-      not objective.teacher.weights):
-    return config
-  own, before = objective.teacher, _started(config, workdir)
-  if before and isinstance(before.objective, type(objective)) and (
-      before.objective.teacher.weights == redacted(own.weights)):
-    teacher = dataclasses.replace(before.objective.teacher, weights=own.weights, view=own.view, px=own.px)
-    sizes = {name: getattr(before.objective, name) for name in HEAD_SIZES if hasattr(objective, name)}
-  else:
-    has_heads = isinstance(objective, schema.Dinov2Distill)
-    found = loading.load(own.weights, view=own.view, first='teacher' if has_heads else '')
-    teacher, sizes = feature_teacher(own, found, config.model), head_sizes(found) if has_heads else {}
-    if changed := [f'{name}={value}' for name, value in sizes.items() if getattr(objective, name) != value]:
-      log.info('Taken from the heads of %s: %s', own.weights, ', '.join(changed))
-  made = dataclasses.replace(objective, teacher=teacher, **sizes)
-  _check_not_set(objective, made, overridden)
-  return dataclasses.replace(config, objective=made)
-
-
-def _check_not_set(given: schema.Objective, made: schema.Objective, overridden: Collection[str]) -> None:
-  """Raises UserError with every setting of the command line that the weights of a teacher have otherwise."""
-  problems = []
-  for name in sorted(overridden):
-    part, _, rest = name.partition('.')
-    is_taken = rest in HEAD_SIZES or (rest.startswith('teacher.') and not rest.endswith('.dtype'))
-    if part != 'objective' or not is_taken:
+def _with_networks(config: schema.Config, overridden: Collection[str], workdir: storage.Path) -> schema.Config:
+  """Returns the config with the settings of the objective that follow from weights, such as a teacher's network."""
+  spec = kinds.of(config)
+  for name, begin in kinds.begins_with(config).items():
+    if not begin.weights:
       continue
-    own, new = (functools.reduce(getattr, rest.split('.'), one) for one in (given, made))
+    before, objective = _started(config, workdir), config.objective
+    if before and type(before.objective) is type(objective) and (
+        network.setting(before.objective, f'{name}.weights') == redacted(begin.weights)):
+      values = {setting: network.setting(before.objective, setting) for setting in spec.from_weights}
+    elif begin.is_text:
+      from vit_jax.weights import text as texts  # only here: few runs have a text tower
+      tower = texts.settings(getattr(objective, name))
+      values = {setting: getattr(tower, setting.partition('.')[2]) for setting in spec.from_weights}
+    else:
+      values = spec.settings_from(name, loading.load(begin.weights, view=begin.view, first=begin.first))
+      if changed := [f'{setting}={value}' for setting, value in values.items()
+                     if '.' not in setting and getattr(objective, setting) != value]:
+        log.info('Taken from the heads of %s: %s', begin.weights, ', '.join(changed))
+    made = checks.replaced(objective, values)
+    if not begin.is_text:
+      _check_not_set(objective, made, name, spec.from_weights, overridden)
+    config = dataclasses.replace(config, objective=made)
+  return config
+
+
+def _check_not_set(given: schema.Objective, made: schema.Objective, name: str, from_weights: Collection[str],
+                   overridden: Collection[str]) -> None:
+  """Raises UserError with every setting of the command line that the weights of network `name` have otherwise."""
+  problems = []
+  for path in sorted(overridden):
+    part, _, setting = path.partition('.')
+    is_taken = any(setting == taken or setting.startswith(f'{taken}.') for taken in from_weights)
+    if part != 'objective' or not is_taken or setting.endswith('.dtype'):
+      continue
+    own, new = (network.setting(objective, setting) for objective in (given, made))
     if own != new and not dataclasses.is_dataclass(own):
-      problems.append(f'{name}: expected {checks.shown(new)}, as in objective.teacher.weights, got '
-                      f'{checks.shown(own)}. Leave it out, since the network of the teacher and the sizes of its heads '
-                      'follow from its weights.')
+      problems.append(f'{path}: expected {checks.shown(new)}, as in objective.{name}.weights, got {checks.shown(own)}. '
+                      f'Leave it out, since the network of the {name} and the sizes of its heads follow from its '
+                      'weights.')
   if problems:
     raise UserError('\n'.join(problems))
-
-
-def feature_teacher(settings: schema.FeatureTeacher, found: Weights, student: schema.Model) -> schema.FeatureTeacher:
-  """Returns the settings of a teacher with network and normalization of its weights, in the dtype of the student."""
-  model = dataclasses.replace(found.model, dtype=student.dtype)
-  return dataclasses.replace(settings, model=model, mean=tuple(found.preprocess.mean), std=tuple(found.preprocess.std))
-
-
-def head_sizes(found: Weights) -> Values:
-  """Returns the settings of DINO's heads that weights have.
-
-  Raises:
-    UserError: they have none.
-  """
-  if 'projector' not in found.params:
-    raise UserError(f'objective.teacher.weights: expected a run of DINOv2, whose heads teach, got {found.source} '
-                    'without heads. Use objective FeatureDistill, which needs none.')
-  shapes = {name: leaf.shape for name, leaf in trees.flatten(found.params).items()}
-  bottleneck, num = shapes['projector/prototypes/kernel']
-  patches, num_patches = shapes.get('patch_projector/prototypes/kernel', (256, 0))  # 256: not used, the default
-  return {'out_dim': num, 'hidden_dim': shapes['projector/mlp1/kernel'][-1], 'bottleneck_dim': bottleneck,
-          'norm_last_layer': 'projector/prototypes/norm' not in shapes, 'patch_out_dim': num_patches,
-          'patch_bottleneck_dim': patches}
 
 
 def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import schema
@@ -15,7 +14,9 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
 from vit_jax.data import opening
 from vit_jax.data.labels import classes
-from vit_jax.models import adapters, backbones
+from vit_jax.models import adapters
+from vit_jax.objectives import kinds
+from vit_jax.objectives.spec import Begin
 from vit_jax.parallel.sharding import with_frozen
 from vit_jax.record import run_directory, storage
 from vit_jax.train.state import TrainState
@@ -31,8 +32,6 @@ WRAPPED = ('', 'inner/', 'inner/inner/')
 COPIES = tuple(f'{prefix}{name}' for prefix in WRAPPED for name in ('ema', 'teacher', 'frozen', 'gram'))
 """Parts of `extra` that are initialized as copies of the parameters, or hold those that are not trained."""
 STATES = tuple(f'{prefix}model_state' for prefix in WRAPPED)
-TRAINED = tuple(f'{prefix}trained' for prefix in WRAPPED)
-"""Parts of `extra` that hold the teacher of distillation."""
 _SHOWN = 12  # classes in a message
 
 
@@ -72,17 +71,13 @@ def named(config: schema.Config) -> dict[str, str]:
   Raises:
     UserError: a teacher has none.
   """
-  task, found = config.objective, {'init_from': config.init_from}
-  if isinstance(task, schema.Distill | schema.FeatureDistill | schema.Dinov2Distill) and task.has_weights:
-    found['objective.teacher.weights'] = task.teacher.weights
-    if not task.teacher.weights:
-      kind = 'a run of DINOv2 or DINOv3' if isinstance(task, schema.Dinov2Distill) else 'a weight file'
-      raise UserError(f"objective.teacher.weights: expected {kind}, got ''. Set it to that of a trained network.")
-  if isinstance(task, schema.Dinov3):
-    found['objective.gram.weights'] = task.gram.weights
-  if isinstance(task, schema.Contrastive):
-    found['objective.text.weights'] = task.text.weights
-  return {name: where for name, where in found.items() if where}
+  begins = kinds.begins_with(config)
+  for name, begin in begins.items():
+    if not begin.weights:
+      raise UserError(f"objective.{name}.weights: expected {begin.required}, got ''. Set it to that of a trained "
+                      'network.')
+  named = {'init_from': config.init_from} if config.init_from else {}
+  return named | {f'objective.{name}.weights': begin.weights for name, begin in begins.items()}
 
 
 def given(config: schema.Config, program: Program, class_names: tuple[str, ...],
@@ -91,19 +86,16 @@ def given(config: schema.Config, program: Program, class_names: tuple[str, ...],
 
   Arguments and errors are those of `begin`.
   """
-  wanted, arrays = named(config), dict[str, InitArrays]()
+  named(config)
+  arrays: dict[str, InitArrays] = {}
   if config.init_from:
     arrays['init_from'] = _from_weights(found or loading.load(config.init_from, view=config.init_view), config, program,
                                         class_names)
-  if isinstance(config.objective, schema.Distill):
-    arrays['teacher'] = _teacher(config.objective.teacher, config, program, class_names)
-  if 'objective.teacher.weights' in wanted and isinstance(
-      config.objective, schema.FeatureDistill | schema.Dinov2Distill):
-    arrays['teacher'] = _feature_teacher(config.objective, config)
-  if isinstance(config.objective, schema.Dinov3) and 'objective.gram.weights' in wanted:
-    arrays['gram'] = _gram(config.objective.gram, config, program)
-  if isinstance(config.objective, schema.Contrastive) and 'objective.text.weights' in wanted:
-    arrays['text'] = _text_tower(config.objective.text.weights, config, program)
+  for name, begin in kinds.begins_with(config).items():
+    if begin.is_text:
+      arrays[name] = _text_tower(name, begin, config, program)
+    else:
+      arrays[name] = _network(name, begin, config, program, class_names)
   return arrays
 
 
@@ -123,70 +115,57 @@ def _from_weights(found: Weights, config: schema.Config, program: Program, class
   return InitArrays(params, extra, _record(found, fitted))
 
 
-def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
+def _network(name: str, begin: Begin, config: schema.Config, program: Program,
              class_names: tuple[str, ...]) -> InitArrays:
-  """Returns the trained teacher of distillation, which is part of `extra`."""
-  found = loading.load(teacher.weights)
-  log.info('Teacher: %s', loading.text(found))
-  check_order(found, class_names, config.data)
-  for name, own, value in (('mean', found.preprocess.mean, teacher.mean), ('std', found.preprocess.std, teacher.std)):
-    if not np.allclose(own, value, atol=1e-3):
-      log.warning('objective.teacher.%s: expected %s, as for its weights, got %s', name, own, tuple(value))
+  """Returns a network that the objective has beside the trained one, such as a teacher; it is part of `extra`.
+
+  Raises:
+    UserError: the weights do not fit, or lack a head that the network has.
+  """
+  found = loading.load(begin.weights, view=begin.view, first=begin.first)
+  log.info('%s: %s', name.capitalize(), loading.text(found))
+  usual = found.preprocess.mean, found.preprocess.std
+  for setting, expected, given in zip(('mean', 'std'), usual, begin.normalization, strict=False):
+    if not np.allclose(expected, given, atol=1e-3):
+      log.warning('objective.%s.%s: expected %s, as for its weights, got %s', name, setting, expected, tuple(given))
   extra = program.abstract_state.extra
-  while 'trained' not in extra:
+  while begin.part not in extra:
     extra = extra['inner']
-  trained = extra['trained']
-  like = {name: trained[name] for name in ('backbone', 'head')}
-  fitted = adapt.adapt(found, Target(teacher.model, config.image_px, like, None, 'objective.teacher.model'))
-  leaves = {**_leaves(fitted.params), **{f'state/{name}': leaf for name, leaf in _leaves(fitted.state).items()}}
-  return InitArrays({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()},
-               _record(found, fitted))
+  wanted = extra[begin.part]
+  adapted = [part for part in ('backbone', 'head') if part in wanted]
+  if 'head' in adapted:
+    check_order(found, class_names, config.data)
+  else:  # the head of the weights has no use
+    found = found._replace(params={part: tree for part, tree in found.params.items() if part != 'head'})
+  others = wanted.keys() - {*adapted, 'state'}
+  if missing := sorted(others - found.params.keys()):
+    raise UserError(f'objective.{name}.weights: expected weights with {", ".join(missing)}, got {found.source}, which '
+                    'has none. Use the run directory of a complete network.')
+  own = found._replace(params={part: found.params[part] for part in adapted})
+  fitted = adapt.adapt(own, Target(begin.model, begin.image_px, {part: wanted[part] for part in adapted}, None,
+                                   f'objective.{name}.model'))
+  network = {**fitted.params, **{part: found.params[part] for part in others}}
+  network |= {'state': fitted.state} if 'state' in wanted else {}
+  leaves = _leaves(network)
+  return InitArrays({}, {f'{prefix}{begin.part}/{leaf_name}': leaf for prefix in WRAPPED
+                         for leaf_name, leaf in leaves.items()}, _record(found, fitted))
 
 
-def _feature_teacher(objective: schema.FeatureDistill | schema.Dinov2Distill, config: schema.Config) -> InitArrays:
-  """Returns the frozen teacher whose features or outputs are predicted, which is part of `extra`."""
-  teacher, has_heads = objective.teacher, isinstance(objective, schema.Dinov2Distill)
-  found = loading.load(teacher.weights, view=teacher.view, first='teacher' if has_heads else '')
-  log.info('Teacher: %s', loading.text(found))
-  px = teacher.image_px(config.image_px)
-  network, image = backbones.build(teacher.model, px), jnp.zeros((1, *px, 3))
-  like = {'backbone': jax.eval_shape(lambda: network.init(jax.random.key(0), image)[0])}
-  own = found._replace(params={'backbone': found.params['backbone']})
-  fitted = adapt.adapt(own, Target(teacher.model, px, like, None))  # at the size of images that it sees
-  params = {**fitted.params, **({'state': fitted.state} if fitted.state else {})}
-  if has_heads:
-    params |= {name: tree for name, tree in found.params.items() if name.endswith('projector')}
-  leaves = _leaves(params)
-  return InitArrays({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()},
-                    _record(found, fitted))
-
-
-def _gram(gram: schema.Gram, config: schema.Config, program: Program) -> InitArrays:
-  """Returns the Gram teacher of DINOv3, a backbone like that of the run, which is part of `extra`."""
-  found = loading.load(gram.weights, view=gram.view, first='teacher')
-  log.info('Gram teacher: %s', loading.text(found))
-  backbone = with_frozen(program.abstract_state.params, program.abstract_state.extra)['backbone']
-  own = found._replace(params={'backbone': found.params['backbone']})
-  fitted = adapt.adapt(own, Target(config.model, config.image_px, {'backbone': adapters.plain(backbone)}, ()))
-  leaves = _leaves(fitted.params)
-  return InitArrays({}, {f'{prefix}gram/{name}': leaf for prefix in WRAPPED for name, leaf in leaves.items()},
-                    _record(found, fitted))
-
-
-def _text_tower(where: str, config: schema.Config, program: Program) -> InitArrays:
+def _text_tower(name: str, begin: Begin, config: schema.Config, program: Program) -> InitArrays:
   """Returns a trained text tower; with scale and bias of the logits, if both towers are of the same weights."""
+  where = begin.weights
   from vit_jax.weights import text as texts  # only here: few runs have a text tower
   found = texts.load_alone(where)
   log.info('%s', texts.describe(found))
   shapes = program.abstract_state
   wanted = with_frozen(shapes.params, shapes.extra)
-  if differences := trees.difference(found.params, wanted['text'], found_name='the weights', wanted_name='the run'):
-    raise UserError(f'objective.text.weights: expected a text tower that fits this run, got {where}:\n{differences}')
-  params = {f'text/{name}': leaf for name, leaf in _leaves(found.params).items()}
+  if differences := trees.difference(found.params, wanted[begin.part], found_name='the weights', wanted_name='the run'):
+    raise UserError(f'objective.{name}.weights: expected a text tower that fits this run, got {where}:\n{differences}')
+  params = {f'{begin.part}/{path}': leaf for path, leaf in _leaves(found.params).items()}
   if where == config.init_from:
     logits = {'logits/scale': np.log(found.scale), 'logits/bias': found.bias}
-    params |= {name: np.asarray(x, np.float32) for name, x in logits.items() if name in trees.flatten(wanted)}
-  return InitArrays(params, {f'{place}/{name}': leaf for place in COPIES for name, leaf in params.items()},
+    params |= {path: np.asarray(x, np.float32) for path, x in logits.items() if path in trees.flatten(wanted)}
+  return InitArrays(params, {f'{place}/{path}': leaf for place in COPIES for path, leaf in params.items()},
                     {'source': found.source, 'family': found.family, 'read': found.report.plain()})
 
 

@@ -119,9 +119,9 @@ def hidden_settings(m: schema.Model) -> dict[str, Any]:
   return found
 
 
-def setting(m: schema.Model, name: str) -> Any:
-  """Returns a setting by its dotted name, such as `norm.eps`; None if the network does not have it."""
-  found: Any = m
+def setting(settings: object, name: str) -> Any:
+  """Returns a setting by its dotted name, such as `norm.eps` of a network; None if there is no such setting."""
+  found: Any = settings
   for part in name.split('.'):
     found = getattr(found, part, None)
   return found

@@ -66,39 +66,62 @@ class Entry(NamedTuple):
 Table = tuple[Entry, ...]
 
 
-def layer(ours: str, theirs: str, *, layout: Layout = DENSE, part: tuple[int, int] = (0, 1)) -> list[Entry]:
-  """Returns the entries for kernel and bias of a PyTorch layer."""
-  return [Entry(f'{ours}/kernel', f'{theirs}.weight', layout, part),
-          Entry(f'{ours}/bias', f'{theirs}.bias', SAME, part)]
+_KINDS: dict[str, tuple[tuple[str, str, Layout], ...]] = {
+    # of PyTorch
+    'dense': (('/kernel', '.weight', DENSE), ('/bias', '.bias', SAME)),
+    'conv': (('/kernel', '.weight', CONV), ('/bias', '.bias', SAME)),
+    'point conv': (('/kernel', '.weight', POINT_CONV), ('/bias', '.bias', SAME)),
+    'packed': (('/kernel', '_weight', DENSE), ('/bias', '_bias', SAME)),  # `in_proj` of MultiheadAttention
+    'norm': (('/scale', '.weight', SAME), ('/bias', '.bias', SAME)),
+    'statistics': (('/mean', '.running_mean', SAME), ('/var', '.running_var', SAME)),
+    # of Flax
+    'flax': (('/kernel', '/kernel', SAME), ('/bias', '/bias', SAME)),
+    'flax norm': (('/scale', '/scale', SAME), ('/bias', '/bias', SAME)),
+    'flax group norm': (('/scale', '/scale', VECTOR), ('/bias', '/bias', VECTOR)),
+    # one array
+    'same': (('', '', SAME),), 'filter': (('', '', CONV),), 'matrix': (('', '', DENSE),), 'vector': (('', '', VECTOR),),
+    'point': (('', '', POINT),), 'row': (('', '', ROW),), 'rows': (('', '', ROWS),)}
+"""The leaves of each kind of layer: the end of our path, the end of the name in a file, and the layout."""
 
 
-def norm(ours: str, theirs: str) -> list[Entry]:
-  """Returns the entries for scale and bias of a PyTorch norm."""
-  return [Entry(f'{ours}/scale', f'{theirs}.weight', SAME), Entry(f'{ours}/bias', f'{theirs}.bias', SAME)]
+def table(text: str) -> Table:
+  """Returns the entries of a table of names.
+
+  A line is `ours | theirs | kind`, with a kind of `_KINDS`; a line that ends with `|` continues on the next one. Braces
+  with commas, such as `{query,key,value}`, make one line for each word: the first braces of our path go with the first
+  braces of the name in the file, and so on. `[k/n]` behind a name means part k (from 0) of n equal parts of the
+  tensor's axis 0.
+  """
+  entries = []
+  for line in filter(str.strip, re.sub(r'\|\n', '|', text).splitlines()):
+    ours_pattern, theirs_pattern, kind = (word.strip() for word in line.split('|'))
+    for ours, name_and_part in _choices(ours_pattern, theirs_pattern):
+      theirs, _, part = name_and_part.rstrip(']').partition('[')
+      number, _, count = (part or '0/1').partition('/')
+      entries += [Entry(ours + our_end, theirs + their_end, layout, (int(number), int(count)))
+                  for our_end, their_end, layout in _KINDS[kind]]
+  return tuple(entries)
 
 
-def joined(ours: str, theirs: str) -> list[Entry]:
-  """Returns the entries of PyTorch's own attention layer, which has query, key and value in one matrix."""
-  found = []
-  for part, name in enumerate(('query', 'key', 'value')):
-    weight, bias = layer(f'{ours}/{name}', '', part=(part, 3))
-    found += [weight._replace(theirs=f'{theirs}.in_proj_weight'), bias._replace(theirs=f'{theirs}.in_proj_bias')]
-  return [*found, *layer(f'{ours}/out', f'{theirs}.out_proj')]
+_CHOICE = re.compile(r'\{([^{}]*,[^{}]*)\}')
 
 
-def flax(ours: str, theirs: str, leaves: tuple[str, ...] = ('kernel', 'bias'), layout: Layout = SAME) -> list[Entry]:
-  """Returns the entries of a layer of Flax, whose leaves have the same names here."""
-  return [Entry(f'{ours}/{leaf}', f'{theirs}/{leaf}', layout) for leaf in leaves]
+def _choices(ours: str, theirs: str) -> list[tuple[str, str]]:
+  """Returns both sides of a line for each combination of the words in their braces."""
+  our_choice, their_choice = _CHOICE.search(ours), _CHOICE.search(theirs)
+  if our_choice is None or their_choice is None:
+    assert our_choice is their_choice, f'{ours} | {theirs}: one side has more choices than the other'
+    return [(ours, theirs)]
+  words = zip(our_choice[1].split(','), their_choice[1].split(','), strict=True)
+  pairs = []
+  for our_word, their_word in words:
+    pairs += _choices(ours.replace(our_choice[0], our_word, 1), theirs.replace(their_choice[0], their_word, 1))
+  return pairs
 
 
-def flax_norm(ours: str, theirs: str, layout: Layout = SAME) -> list[Entry]:
-  """Returns the entries of a norm of Flax."""
-  return flax(ours, theirs, ('scale', 'bias'), layout)
-
-
-def flax_attention(ours: str, theirs: str) -> list[Entry]:
-  """Returns the entries of an attention layer of Flax."""
-  return [entry for name in ('query', 'key', 'value', 'out') for entry in flax(f'{ours}/{name}', f'{theirs}/{name}')]
+def without(entries: Table, pattern: str) -> Table:
+  """Returns the entries whose path of ours does not match a pattern."""
+  return tuple(entry for entry in entries if not re.fullmatch(pattern, entry.ours))
 
 
 _COUNTERS = {'i': r'(?P<i>\d+)', 's': r'(?P<s>\d+)', 'u': r'(?P<u>\d+)', 's0': r'(?P<s0>\d+)', 'u0': r'(?P<u0>\d+)',

@@ -116,10 +116,6 @@ class Contrastive(ObjectiveSettings):
   names: str = ''                           # of classes, for the prompts; as in ZeroShot
   same_class: bool = False  # an image also matches the texts of the other images of its class; for prompts
 
-  @property
-  def has_weights(self) -> bool:
-    return bool(self.text.weights)
-
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """Yields problems of settings without effect, and of those that do not go with texts."""
     yield from super().problems(config, name)

@@ -134,10 +134,6 @@ class Dinov2Distill(Dinov2):
   mask_share: float = ranged(.5, UP_TO_1)         # share of the global crops of which patches are compared
   mask_ratio: tuple[float, float] = ranged((.1, .5), UP_TO_1)  # share of patches of such a crop; 1, 1 = all
 
-  @property
-  def has_weights(self) -> bool:
-    return True
-
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """Yields problems of the teacher."""
     yield from super().problems(config, name)
@@ -178,7 +174,3 @@ class Dinov3(Dinov2):
   centering: Centering = Centering.SINKHORN
   koleo_crops: int = ranged(1, Range(1, 2))  # global crops whose features KoLeo spreads, from the first on
   gram: Gram = field(default_factory=Gram)
-
-  @property
-  def has_weights(self) -> bool:
-    return bool(self.gram.weights)

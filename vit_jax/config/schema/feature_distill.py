@@ -70,10 +70,6 @@ class FeatureDistill(ObjectiveSettings):
   pooled_weight: float = ranged(1., NOT_NEGATIVE)  # of the pooled features
   patch_weight: float = ranged(1., NOT_NEGATIVE)   # of the mean over patch tokens
 
-  @property
-  def has_weights(self) -> bool:
-    return True
-
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """Yields problems of weights that leave nothing to learn, and of networks without patches."""
     yield from super().problems(config, name)

@@ -309,10 +309,6 @@ class Distill(ObjectiveSettings):
   soft_mean: SoftMean = SoftMean.PAPER          # of soft teaching
   label_smoothing: float = ranged(0., BELOW_1)  # of the labels' part
 
-  @property
-  def has_weights(self) -> bool:
-    return True
-
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """Yields problems of settings that have no effect with this kind of teaching or this weight."""
     yield from super().problems(config, name)

@@ -24,11 +24,6 @@ class ObjectiveSettings(checks.Settings):
   compares_examples: ClassVar[bool] = False  # `Coupling` of the contracts: microbatches take a second forward pass
 
   @property
-  def has_weights(self) -> bool:
-    """Whether the objective itself begins with weights, beside those of `init_from`."""
-    return False
-
-  @property
   def least_rows(self) -> int:
     """Images of the smallest batch that the loss can be computed of; others are multiples of it."""
     return 2  # some objectives compare images

@@ -260,7 +260,8 @@ def read(folder: str, rules: Rules = OWN) -> Dataset:
   file_format = info.field('fileFormat', default='tfrecord').text()
   for document in (info, features):
     if not documents.is_unicode(document.value):
-      raise UserError(f'{document.subject}: expected text that is valid Unicode, got half of a surrogate pair. {_AGAIN}')
+      raise UserError(f'{document.subject}: expected text that is valid Unicode, got half of a surrogate pair. '
+                      f'{_AGAIN}')
   feature_by_path = dict(_flatten_features(features))
   if not feature_by_path or '' in feature_by_path:
     raise features.error('features by name')

@@ -36,7 +36,7 @@ from vit_jax.models.initialization import lecun_normal
 from vit_jax.models.kernels.forms import select
 from vit_jax.models.layers import LayerNorm, applied, initial
 from vit_jax.models.vit.block import Plain
-from vit_jax.models.vit.context import Context
+from vit_jax.models.vit.context import BlockInfo, Context
 
 SLOWEST = 10_000.  # the longest period of a sinusoid is 2 pi times this, the shortest 2 pi (TIPS)
 
@@ -87,7 +87,7 @@ class TextTower:
 
     def block(key: Key) -> Params:
       x_BND = jnp.zeros((1, 1, self.width))
-      return initial(self._block, key, x_BND, num_images=1, rate=None, dropout_key=None, capture=False)
+      return initial(self._block, key, x_BND, {}, BlockInfo(1))
 
     params: Params = {
         'tokens': labelled(normal(keys['tokens'], (self.vocabulary, self.width)), ('vocabulary', 'features')),
@@ -97,7 +97,7 @@ class TextTower:
       params['positions'] = labelled(normal(keys['positions'], (1, self.length, self.width)), (None, 'tokens', None))
     if self.out_width:
       kernel = lecun_normal(keys['projection'], (self.width, self.out_width))
-      params['projection'] = {'kernel': labelled(kernel, ('embed', 'classes'))}
+      params['projection'] = {'kernel': labelled(kernel, ('embed', 'classes'), matrix=(1, 1))}
       params['projection'] |= {'bias': labelled(jnp.zeros(self.out_width), (None,))} if self.projection_bias else {}
     return params
 
@@ -117,13 +117,12 @@ class TextTower:
       x_BND = x_BND + params['positions']
     seen = self._seen(mask)
 
-    def layer(params: Params, x_BND: Array, rate: Array | None, key: Key | None) -> Array:
-      return applied(self._block, params, x_BND, num_images=x_BND.shape[0], rate=rate, dropout_key=key,
-                     capture=False, mask=seen)[0]
+    def layer(params: Params, x_BND: Array, rate: Array | None, key: Key | None) -> tuple[Array, stack.Sums]:
+      return applied(self._block, params, x_BND, {}, BlockInfo(x_BND.shape[0], rate, key, mask=seen))[0], {}
 
     is_f32 = self.dtype == jnp.float32
-    x_BND = stack.run(layer, params['blocks'], x_BND.astype(self.dtype), rates=None, keys=None, remat=self.remat,
-                      ready=(lambda params: params) if is_f32 else stack.cast(self.dtype), execution=self.execution)
+    x_BND, _ = stack.run(layer, params['blocks'], x_BND.astype(self.dtype), rates=None, keys=None, remat=self.remat,
+                         ready=(lambda params: params) if is_f32 else stack.cast(self.dtype), execution=self.execution)
     pooled_BD = self._pooled(applied(self._norm, params['norm'], x_BND), tokens, mask)
     if not self.out_width:
       return pooled_BD

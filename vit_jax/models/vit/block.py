@@ -1,9 +1,18 @@
 """Encoder blocks: how attention and MLP are joined (ViT paper, eqs. 2 and 3), and published variations.
 
 Contract of a kind of block: a module `(…fields of its settings…, heads=…, attention=…, mlp=…, context=…, positions=…)`,
-called as `Plain` is. `grid` is that of the patch tokens, which are the last of M. Its parameters have one path each,
-and are stacked over the layers. What it captures are arrays by name, each `[B, …]`. It names the value `residual` that
-`stack.py` may save for the backward pass (after the attention branch); `attention.py` and `mlp.py` name the others.
+called as `block(x, carry, info)`, which returns `(x, carry, captured)`:
+
+  x: tokens `[B, M, D]` in the compute dtype, or `[B * M, D]`; the patch tokens are the last of M.
+  carry: a tree of arrays that each block gets from the one before, `{}` for all kinds here. The first block gets what
+    the method `init_carry(x, info)` of the module returns, if it has one. Shapes stay the same where blocks are
+    scanned. `carry['is_token'] [B, M]` bool, if there is such a leaf, says which tokens are pooled in the end.
+  info: a `BlockInfo`.
+  captured: with `info.capture` arrays by name, each `[B, …]`, else `{}`.
+
+Its parameters have one path each, and are stacked over the layers. It names the value `residual` that `stack.py` may
+save for the backward pass (after the attention branch); `attention.py` and `mlp.py` name the others. A module in it may
+`sow` scalars in the collection `LOSSES` (`context.py`).
 """
 from __future__ import annotations
 
@@ -17,10 +26,10 @@ from jax.nn import initializers
 
 from vit_jax.config import schema
 from vit_jax.core import implementation
-from vit_jax.core.types import Array, Key
+from vit_jax.core.types import Array, Key, PyTree
 from vit_jax.models.layers import drop_path, dropout, param
 from vit_jax.models.vit.attention import Attention
-from vit_jax.models.vit.context import Context
+from vit_jax.models.vit.context import BlockInfo, Context
 from vit_jax.models.vit.positions import NoPositions
 
 UP, DOWN = ('embed', 'mlp'), ('mlp', 'embed')  # logical axes of the matrices of an MLP
@@ -50,38 +59,20 @@ class Plain(nn.Module, kw_only=True):
   context: Context
 
   @nn.compact
-  def __call__(self, x: Array, *, num_images: int, rate: Array | None, dropout_key: Key | None, capture: bool,
-               grid: tuple[int, int] | None = None, num_sequences: int = 0, positions: Array | None = None,
-               attn_delta: Array | None = None, mask: Array | None = None,
-               num_keys: int = 0) -> tuple[Array, dict[str, Array]]:
-    """One block.
-
-    Args:
-      x: `[B, M, D]` in the compute dtype; the first two axes may be joined.
-      num_images: B; stochastic depth drops branches of complete images.
-      rate: f32 scalar, probability that a branch is dropped; None = never.
-      dropout_key: None switches dropout and stochastic depth off.
-      capture: also return the attention weights.
-      grid: of the patch tokens, `(h, w)`; None = tokens of no image.
-      num_sequences: number of equal runs of rows that attention stays within, S; 0 = B.
-      positions: `[1, m, D]` or `[S, m, D]`, for kinds that act inside attention.
-      attn_delta: `[S, A, m, m]` f32, added to these weights before they are used; None = nothing.
-      mask: bool, broadcasts to `[S, A, m, m]`: which keys each query attends to; None = all.
-      num_keys: the first so many tokens of a sequence are attended to, the others only fill it up; 0 = all.
-
-    Returns:
-      The shape of `x`, and `{}` or `{'attention': [S, A, m, m] f32}`.
-    """
-    keys, context = _keys(dropout_key, self.attention), self.context
+  def __call__(self, x: Array, carry: PyTree, info: BlockInfo) -> tuple[Array, PyTree, dict[str, Array]]:
+    """One block, which captures `{'attention': [S, A, m, m] f32}`."""
+    keys, context = _keys(info.key, self.attention), self.context
     attend, mlp = _branches(self)
     normed = context.make_norm('norm1')(x)
-    y, captured = attend(normed, normed, num_sequences=num_sequences or num_images, capture=capture,
-                         positions=positions, attn_delta=attn_delta, mask=mask, dropout_key=keys[5], num_keys=num_keys)
+    y, captured = attend(
+        normed, normed, num_sequences=info.num_sequences or info.num_images, capture=info.capture,
+        positions=info.positions, attn_delta=info.attn_delta, mask=info.mask, dropout_key=keys[5],
+        num_keys=info.num_keys)
     y = self._scaled(dropout(y, context.dropout, keys[0]), 'scale1')
-    x = checkpoint_name(x + drop_path(y, rate, keys[1], num_images=num_images), 'residual')
-    y = mlp(context.make_norm('norm2')(x), keys[2])
+    x = checkpoint_name(x + drop_path(y, info.rate, keys[1], num_images=info.num_images), 'residual')
+    y = mlp(context.make_norm('norm2')(x), info._replace(key=keys[2]))
     y = self._scaled(dropout(y, context.dropout, keys[3]), 'scale2')
-    return x + drop_path(y, rate, keys[4], num_images=num_images), captured
+    return x + drop_path(y, info.rate, keys[4], num_images=info.num_images), carry, captured
 
   def _scaled(self, y: Array, name: str) -> Array:
     y = y if self.branch_scale == 1. else y * self.branch_scale
@@ -104,18 +95,16 @@ class Parallel(nn.Module, kw_only=True):
   context: Context
 
   @nn.compact
-  def __call__(self, x: Array, *, num_images: int, rate: Array | None, dropout_key: Key | None, capture: bool,
-               grid: tuple[int, int] | None = None, positions: Array | None = None, attn_delta: Array | None = None,
-               mask: Array | None = None) -> tuple[Array, dict[str, Array]]:
+  def __call__(self, x: Array, carry: PyTree, info: BlockInfo) -> tuple[Array, PyTree, dict[str, Array]]:
     """One block; as `Plain`, but for runs of rows."""
-    keys, dropped = _keys(dropout_key, self.attention), self.context.dropout
+    keys, dropped = _keys(info.key, self.attention), self.context.dropout
     attend, mlp = _branches(self)
     normed = self.context.make_norm('norm1')(x)
-    y, captured = attend(normed, normed, num_sequences=num_images, capture=capture, positions=positions,
-                         attn_delta=attn_delta, mask=mask, dropout_key=keys[5])
+    y, captured = attend(normed, normed, num_sequences=info.num_images, capture=info.capture, positions=info.positions,
+                         attn_delta=info.attn_delta, mask=info.mask, dropout_key=keys[5])
     y = self._scaled(dropout(y, dropped, keys[0]))
-    y = y + self._scaled(dropout(mlp(normed, keys[2]), dropped, keys[3]))
-    return x + drop_path(y, rate, keys[1], num_images=num_images), captured
+    y = y + self._scaled(dropout(mlp(normed, info._replace(key=keys[2])), dropped, keys[3]))
+    return x + drop_path(y, info.rate, keys[1], num_images=info.num_images), carry, captured
 
   def _scaled(self, y: Array) -> Array:
     return y if self.branch_scale == 1. else y * self.branch_scale
@@ -133,30 +122,28 @@ class Axial(nn.Module, kw_only=True):
   context: Context
 
   @nn.compact
-  def __call__(self, x: Array, *, num_images: int, rate: Array | None, dropout_key: Key | None, capture: bool,
-               grid: tuple[int, int], positions: Array | None = None, attn_delta: Array | None = None,
-               mask: Array | None = None) -> tuple[Array, dict[str, Array]]:
+  def __call__(self, x: Array, carry: PyTree, info: BlockInfo) -> tuple[Array, PyTree, dict[str, Array]]:
     """Both blocks, on all patch tokens of the grid and no others; as `Plain`.
 
-    Returns:
-      The shape of `x`, and `{}` or `row_attention [B, h, A, w, w]`, `column_attention [B, w, A, h, h]` f32.
+    It captures `row_attention [B, h, A, w, w]` and `column_attention [B, w, A, h, h]` f32.
     """
-    assert attn_delta is None and mask is None, 'axial attention has no weights between all tokens'
-    h, w = grid
-    keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
+    assert info.attn_delta is None and info.mask is None, 'axial attention has no weights between all tokens'
+    assert info.grid is not None, 'axial attention is of the tokens of an image'
+    (h, w), num_images = info.grid, info.num_images
+    keys = (None, None) if info.key is None else tuple(jax.random.split(info.key))
 
     def within(name: str, x: Array, num_runs: int, key: Key | None) -> tuple[Array, Array | None]:
       block = Plain(layer_scale=self.layer_scale, mlp_scale=self.mlp_scale, branch_scale=self.branch_scale,
                     heads=self.heads, attention=self.attention, mlp=self.mlp, context=self.context, name=name)
-      y, captured = block(x, num_images=num_images, num_sequences=num_images * num_runs, rate=rate,
-                          dropout_key=key, capture=capture)
+      y, _, captured = block(x, {}, BlockInfo(num_images, num_sequences=num_images * num_runs, rate=info.rate, key=key,
+                                              capture=info.capture))
       weights = captured.get('attention')
       return y, None if weights is None else weights.reshape(num_images, num_runs, *weights.shape[1:])
 
     x, rows = within('row', x, h, keys[0])
     x, columns = within('column', _swapped(x, num_images, h, w), w, keys[1])
     captured = {} if rows is None or columns is None else {'row_attention': rows, 'column_attention': columns}
-    return _swapped(x, num_images, w, h), captured
+    return _swapped(x, num_images, w, h), carry, captured
 
 
 def _branches(block: Plain | Parallel) -> tuple[Attention, Any]:

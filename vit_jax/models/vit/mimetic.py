@@ -30,10 +30,10 @@ def attention(params: Params, key: Key) -> Params:
   keys = split_key(key, 'query_key', 'value_out')
   query, keys_of = _factors(keys['query_key'], NEAR_QK, heads, width)
   value, out = (factor[0] for factor in _factors(keys['value_out'], NEAR_VO, 1, width))
-  kernels = {'query': labelled(query[..., :head_width].swapaxes(0, 1), PROJECTION),
-             'key': labelled(keys_of[:, :head_width].transpose(2, 0, 1), PROJECTION),
-             'value': labelled(value.reshape(width, heads, head_width), PROJECTION),
-             'out': labelled(out.reshape(heads, head_width, width), OUT)}
+  kernels = {'query': labelled(query[..., :head_width].swapaxes(0, 1), PROJECTION, (1, 2)),
+             'key': labelled(keys_of[:, :head_width].transpose(2, 0, 1), PROJECTION, (1, 2)),
+             'value': labelled(value.reshape(width, heads, head_width), PROJECTION, (1, 2)),
+             'out': labelled(out.reshape(heads, head_width, width), OUT, (2, 1))}
   return {name: {**leaves, 'kernel': kernels[name]} if name in kernels else leaves for name, leaves in params.items()}
 
 

@@ -1,7 +1,8 @@
 """The MLPs of a block (ViT paper, eq. 3). The fields of their settings are attributes of the modules.
 
-Contract of a kind of MLP: a module `(…fields of its settings…, context=…)` that is called with `x [..., D]` and a key
-of dropout or None, and returns `[..., D]`. It names the values that `stack.py` may save `mlp`.
+Contract of a kind of MLP: a module `(…fields of its settings…, context=…)` that is called with `x [B, M, D]` or
+`[B * M, D]` and a `BlockInfo`, whose `key` is that of its dropout, and returns the shape of `x`. It names the values
+that `stack.py` may save `mlp`. One that mixes tokens must keep to images (`num_images`) and to `is_token`.
 """
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from vit_jax.models import adapters
 from vit_jax.models.initialization import Linear
 from vit_jax.models.kernels import mlp_kernels
 from vit_jax.models.layers import Dense, Weights, dropout
-from vit_jax.models.vit.context import Context
+from vit_jax.models.vit.context import BlockInfo, Context
 
 UP, DOWN = ('embed', 'mlp'), ('mlp', 'embed')  # logical axes of the matrices
 
@@ -35,8 +36,9 @@ class Mlp(nn.Module, kw_only=True):
   context: Context
 
   @nn.compact
-  def __call__(self, x: Array, key: Key | None) -> Array:
+  def __call__(self, x: Array, info: BlockInfo) -> Array:
     """`[..., D]` to `[..., D]`."""
+    key = info.key
     if self.context.gelu is not None and self._is_fused(x, key):
       options = _options(self.context, x, self.bias, self.context.laws.mlp)
       up = Weights(features=(self.hidden,), axes=UP, name='up', **options)(x.shape[-1])
@@ -63,10 +65,10 @@ class SwiGlu(nn.Module, kw_only=True):
   context: Context
 
   @nn.compact
-  def __call__(self, x: Array, key: Key | None) -> Array:
+  def __call__(self, x: Array, info: BlockInfo) -> Array:
     """`[..., D]` to `[..., D]`."""
     gate_F = jax.nn.silu(_projected(self, x, 'gate', self.context.laws.gate))
-    return _down(self, gate_F * _projected(self, x, 'up', self.context.laws.mlp), x, key)
+    return _down(self, gate_F * _projected(self, x, 'up', self.context.laws.mlp), x, info.key)
 
 
 def _options(context: Context, x: Array, has_bias: bool, law: Linear) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from vit_jax.core.types import Array, Key, Params
 from vit_jax.models.layers import applied, initial, param
 from vit_jax.models.vit import context
 from vit_jax.models.vit.attention import Attention
-from vit_jax.models.vit.context import Context
+from vit_jax.models.vit.context import BlockInfo, Context
 from vit_jax.models.vit.mlp import Mlp
 
 
@@ -42,7 +42,8 @@ class AttentionPool(nn.Module, kw_only=True):
     attn = Attention(heads=self.heads, laws=f32.laws.pool, context=f32, name='attn')
     y_BD, captured = attn(probe_BD, tokens.reshape(-1, width), num_sequences=num_images, dropout_key=None,
                           capture=capture, mask=None if mask is None else mask[:, None, None])
-    return y_BD + Mlp(hidden=self.hidden, context=f32, name='mlp')(f32.make_norm('norm')(y_BD), None), captured
+    return y_BD + Mlp(hidden=self.hidden, context=f32, name='mlp')(
+        f32.make_norm('norm')(y_BD), BlockInfo(num_images)), captured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ import numpy as np
 from vit_jax.config import check, kernels, schema
 from vit_jax.config.schema import Init, LastNorm, PositionsAt, layers, objective_base
 from vit_jax.config.schema.checks import kind
-from vit_jax.core import implementation, numerics
+from vit_jax.core import implementation, numerics, trees
 from vit_jax.core.axes import labelled
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
@@ -55,11 +55,10 @@ from vit_jax.models import stack
 from vit_jax.models.kernels import attend_kernels
 from vit_jax.models.layers import applied, dropout, initial
 from vit_jax.models.vit import context, mimetic
+from vit_jax.models.vit.context import LOSSES, BlockInfo
 from vit_jax.models.vit.pool import ClassToken
 from vit_jax.models.vit.positions import NoPositions, check_all
 from vit_jax.models.vit.stem import Patches
-
-TOKENS = (None, 'tokens', None)  # logical axes of learned tokens
 
 TOKENS = (None, 'tokens', None)  # logical axes of learned tokens
 
@@ -147,8 +146,8 @@ class ViT:
     with jax.named_scope('stem'):
       tokens_BND = self._stem.embedded(params['stem'], images.patches.astype(self._context.dtype))
     tokens_BND, grid = self._normed(params, 'stem_norm', tokens_BND), (1, num_tokens)
-    x_BMD = self._encoded(params, tokens_BND, positions_BND, grid=grid, train=train, key=key, mask=mask_BN)
-    return self.finish(params, x_BMD, grid=grid, mask=self._with_extra(mask_BN))
+    return self._encoded(params, tokens_BND, positions_BND, grid=grid, train=train, key=key, mask=mask_BN,
+                         pools_all=False)
 
   def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
     """Patch tokens `[B, N, D]` in the compute dtype, and the new state."""
@@ -188,12 +187,11 @@ class ViT:
     Raises:
       UserError: if the blocks need all tokens and these are not.
     """
-    x_BMD = self._encoded(params, tokens, positions, grid=grid, train=train, key=key, mask=mask)
-    return self.finish(params, x_BMD, grid=grid)
+    return self._encoded(params, tokens, positions, grid=grid, train=train, key=key, mask=mask, pools_all=True)
 
-  def _encoded(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int],
-               train: bool, key: Key | None, mask: Array | None) -> Array:
-    """The output of the last block, `[B, M, D]`; arguments as of `encode`."""
+  def _encoded(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int], train: bool,
+               key: Key | None, mask: Array | None, pools_all: bool) -> Features:
+    """As `encode`; if `pools_all` is False, only the tokens of the mask are pooled."""
     s = self.settings
     self._check_complete(tokens.shape[1], grid, mask)
     is_random = train and (s.dropout > 0. or s.drop_path > 0. or s.attention.dropout > 0.)
@@ -205,7 +203,11 @@ class ViT:
     x_BMD = constrain_batch(dropout(self._sequence(params, tokens, positions), s.dropout, keys[0]))
     x_BMD = self._normed(params, 'norm_before', x_BMD)
     shared = self._positions.in_blocks(params.get('positions'), positions)
-    return self._run(params['blocks'], x_BMD, shared=shared, grid=grid, key=keys[1], mask=mask)
+    x_BMD, carry, losses = self._run(params['blocks'], x_BMD, shared=shared, grid=grid, key=keys[1], mask=mask)
+    is_pooled = None if pools_all or mask is None else self._with_extra(mask)
+    if isinstance(carry, dict) and 'is_token' in carry:
+      is_pooled = carry['is_token'] if is_pooled is None else carry['is_token'] & is_pooled
+    return self.finish(params, x_BMD, grid=grid, mask=is_pooled)._replace(losses=losses or None)
 
   def begin(self, params: Params, image: Array, state: PyTree | None = None) -> Array:
     """The input of the first block for `image [B, H, W, 3]`: `[B, M, D]` in the compute dtype.
@@ -262,16 +264,33 @@ class ViT:
     own = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), params['blocks'])
     positions = (self._own(own['positions'], grid) if 'positions' in own
                  else self._positions.in_blocks(params.get('positions'), self.positions(params, grid)))
-    return self._layer(_without_positions(own), tokens.astype(self._context.dtype), positions, grid=grid, rate=None,
-                       key=None, capture=capture, attn_delta=attn_delta)
+    info = BlockInfo(len(tokens), capture=capture, num_extra=self.settings.num_extra, grid=grid, positions=positions,
+                     attn_delta=attn_delta)
+    x_BMD = tokens.astype(self._context.dtype)
+    carry = self._init_carry(x_BMD, info)
+    if jax.tree.leaves(carry):
+      raise UserError(f'{type(self.settings.block).implementation}: expected blocks that pass on nothing but tokens, '
+                      'for what reads single layers, got a kind of block with init_carry. Leave out what reads single '
+                      'layers.')
+    x_BMD, _, captured, _ = self._layer(_without_positions(own), x_BMD, carry, info)
+    return x_BMD, captured
 
-  def _layer(self, params: Params, x_BMD: Array, positions: Array | None, *, grid: tuple[int, int], rate: Array | None,
-             key: Key | None, capture: bool, attn_delta: Array | None = None,
-             mask: Array | None = None) -> tuple[Array, dict[str, Array]]:
-    """One block on tokens with these positions, `[1, M, D]` or `[B, M, D]`, if it gets some."""
-    x_BMD = x_BMD if positions is None else self._positions.before_block(x_BMD, positions)
-    return applied(self._block, params, x_BMD, num_images=x_BMD.shape[0], grid=grid, positions=positions, rate=rate,
-                   dropout_key=key, capture=capture, attn_delta=attn_delta, mask=mask)
+  def _init_carry(self, x_BMD: Array, info: BlockInfo) -> PyTree:
+    """What the first block gets beside the tokens: `{}`, unless the kind of block says otherwise."""
+    make = getattr(self._block, 'init_carry', None)
+    return make(x_BMD, info) if make else {}
+
+  def _layer(self, params: Params, x_BMD: Array, carry: PyTree,
+             info: BlockInfo) -> tuple[Array, PyTree, dict[str, Array], stack.Sums]:
+    """One block: tokens, carry, what it captured, and the scalars of `LOSSES` by name."""
+    if info.positions is not None:
+      x_BMD = self._positions.before_block(x_BMD, info.positions)
+    (x_BMD, carry, captured), sown = self._block.apply({'params': params}, x_BMD, carry, info, mutable=[LOSSES])
+    losses: stack.Sums = {}
+    for path, value in trees.flatten(sown).items():  # losses/…/NAME/NUMBER
+      name = path.split('/')[-2]
+      losses[name] = losses.get(name, jnp.zeros(())) + value
+    return x_BMD, carry, captured, losses
 
   def _joins_rows(self, params: Params, shared: Array | None, mask: Array | None) -> bool:
     """Whether the blocks run on joined rows `[B * M, D]`: on GPUs, where XLA then transposes nothing between them.
@@ -282,21 +301,23 @@ class ViT:
     has_more = shared is not None or mask is not None or 'positions' in params
     return numerics.mesh_platform() == 'gpu' and kernels.may_join_rows(self.settings) and not has_more
 
-  def _run_joined(self, params: Params, x_BMD: Array, *, grid: tuple[int, int], key: Key | None) -> Array:
+  def _run_joined(self, params: Params, x_BMD: Array, *, grid: tuple[int, int],
+                  key: Key | None) -> tuple[Array, PyTree, stack.Sums]:
     """All blocks on joined rows; tokens that fill a sequence up for its kernel are added before and cut off after."""
     num_images, num_tokens, width = x_BMD.shape
     filled = attend_kernels.padded_tokens(self.settings.attention.kernel, num_tokens)
     x_RD = jnp.pad(x_BMD, ((0, 0), (0, filled - num_tokens), (0, 0))).reshape(-1, width)
 
-    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
-      y, _ = applied(self._block, params, x, num_images=num_images, grid=grid, rate=rate, dropout_key=key,
-                     capture=False, num_keys=num_tokens)
-      return constrain_batch(y)
+    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> tuple[Array, stack.Sums]:
+      info = BlockInfo(num_images, rate, key, num_extra=self.settings.num_extra, grid=grid, num_keys=num_tokens)
+      y, _, _, losses = self._layer(params, x, {}, info)
+      return constrain_batch(y), losses
 
-    x_RD = self._stacked(layer, params, x_RD, ready=stack.cast(self._context.dtype), key=key)
-    return x_RD.reshape(num_images, filled, width)[:, :num_tokens]
+    x_RD, losses = self._stacked(layer, params, x_RD, ready=stack.cast(self._context.dtype), key=key)
+    return x_RD.reshape(num_images, filled, width)[:, :num_tokens], {}, losses
 
-  def _stacked(self, layer: stack.Layer, params: Params, x: Array, *, ready: stack.Ready, key: Key | None) -> Array:
+  def _stacked(self, layer: stack.Layer, params: Params, x: PyTree, *, ready: stack.Ready,
+               key: Key | None) -> tuple[PyTree, stack.Sums]:
     """Runs the stack of blocks with its rates of stochastic depth and its keys."""
     s = self.settings
     first = s.drop_path if s.drop_path_even else 0.
@@ -307,24 +328,35 @@ class ViT:
                        remat=s.remat, full_remat=s.full_remat, unroll=s.unroll)
 
   def _run(self, params: Params, x_BMD: Array, *, shared: Array | None, grid: tuple[int, int],
-           key: Key | None, mask: Array | None) -> Array:
-    """All blocks."""
+           key: Key | None, mask: Array | None) -> tuple[Array, PyTree, stack.Sums]:
+    """All blocks: tokens, carry and losses after them."""
     if self._joins_rows(params, shared, mask):
       return self._run_joined(params, x_BMD, grid=grid, key=key)
+    num_images, num_tokens, _ = x_BMD.shape
+    info = BlockInfo(num_images, num_extra=self.settings.num_extra, grid=grid)
     if mask is not None:  # extra tokens are always attended to
-      mask = self._with_extra(mask)[:, None, None]
+      is_token = self._with_extra(mask)
+      info = info._replace(is_token=is_token, mask=is_token[:, None, None])
 
-    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
-      y, _ = self._layer(_without_positions(params), x, params.get('positions', shared), grid=grid, rate=rate, key=key,
-                         capture=False, mask=mask)
-      return constrain_batch(y)
+    def layer(params: Params, x: tuple[Array, PyTree], rate: Array | None,
+              key: Key | None) -> tuple[tuple[Array, PyTree], stack.Sums]:
+      positions = params.get('positions', shared)
+      if x[0].shape[1] != num_tokens and (positions is not None or mask is not None):
+        raise UserError(f'{type(self.settings.block).implementation}: expected blocks that keep the number of tokens, '
+                        f'with model.positions={kind(self.settings.positions)} in the blocks or with images at their '
+                        f'own aspect, got blocks that change it from {num_tokens} to {x[0].shape[1]}. Choose positions '
+                        'that are added before the blocks, such as learned, and images of one size.')
+      y, carry, _, losses = self._layer(_without_positions(params), *x, info._replace(
+          rate=rate, key=key, positions=positions))
+      return (constrain_batch(y), carry), losses
 
     def ready(params: Params) -> Params:
       cast = stack.cast(self._context.dtype)(params)
       return cast if 'positions' not in params else {
           **cast, 'positions': jax.vmap(lambda table: self._own(table, grid))(params['positions'])}
 
-    return self._stacked(layer, params, x_BMD, ready=ready, key=key)
+    (x_BMD, carry), losses = self._stacked(layer, params, (x_BMD, self._init_carry(x_BMD, info)), ready=ready, key=key)
+    return x_BMD, carry, losses
 
   def _with_extra(self, mask_BN: Array) -> Array:
     """A mask of all tokens `[B, M]`, in which class token and registers are seen."""
@@ -371,7 +403,8 @@ class ViT:
     grid = (1, 1) if self.settings.positions.is_resizable else self._cut(self.image_px)
     x = jnp.zeros((grid[0] * grid[1], self.settings.width), self._context.dtype)
     keys = split_key(key, 'block', *self.settings.block.parts) if self.settings.init is Init.MIMETIC else {'block': key}
-    block = initial(self._block, keys['block'], x, num_images=1, grid=grid, rate=None, dropout_key=None, capture=False)
+    info = BlockInfo(1, num_extra=self.settings.num_extra, grid=grid)
+    block = initial(self._block, keys['block'], x, self._init_carry(x, info), info)
     return self._with_mimetic(block, keys) if self.settings.init is Init.MIMETIC else block
 
   def _with_mimetic(self, block: Params, keys: dict[str, Key]) -> Params:

@@ -5,21 +5,22 @@ from typing import Any
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Frequencies, Learned, Mean, PositionResize, QkvBias, SinCos
-from vit_jax.weights.families import timm, transformers
+from vit_jax.weights.families import timm
 from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Tensors, dropping, renamed
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.network import Weights
 from vit_jax.weights.preprocess import NORMS, PILLOW
-from vit_jax.weights.tables import CONV, ROWS, Entry, Table, layer, norm
+from vit_jax.weights.tables import table
 
-TRANSFORMERS: Table = (
-    *layer('backbone/stem', 'embeddings.patch_embed', layout=CONV), *norm('backbone/stem_norm', 'embeddings.rms_norm'),
-    Entry('backbone/positions', 'embeddings.position_embedding.weight', ROWS),
-    *transformers.block('encoder.layers.{i}', attn='attention', out='out_proj', mlp='ffn', norms='rms_norm'),
-    *norm('backbone/norm', 'rms_norm'),
-)
-
-
+TRANSFORMERS = table("""
+    backbone/stem | embeddings.patch_embed | conv
+    backbone/stem_norm | embeddings.rms_norm | norm
+    backbone/positions | embeddings.position_embedding.weight | rows
+    backbone/blocks/attn/{query,key,value,out} | encoder.layers.{i}.attention.{q,k,v,out}_proj | dense
+    backbone/blocks/{norm1,norm2} | encoder.layers.{i}.{rms_norm1,rms_norm2} | norm
+    backbone/blocks/mlp/{gate,up,down} | encoder.layers.{i}.ffn.{gate,up,down}_proj | dense
+    backbone/norm | rms_norm | norm
+""")
 _FIXED = SinCos(Frequencies.MAE)
 
 

@@ -6,23 +6,24 @@ from vit_jax.weights.families import flax
 from vit_jax.weights.families.record import Changed, Family, Files, Published, Tensors
 from vit_jax.weights.grids import NONE
 from vit_jax.weights.preprocess import NORMS, TF
-from vit_jax.weights.tables import SAME, Entry, Table, flax_attention, flax_norm
-from vit_jax.weights.tables import flax as layer
+from vit_jax.weights.tables import table
 
 _BLOCK = r'^(Transformer/encoderblock_\d+)/'
 
-TABLE: Table = (
-    *layer('backbone/stem', 'embedding'), Entry('backbone/cls', 'cls', SAME),
-    Entry('backbone/positions', 'pos_embedding', SAME),
-    *flax.block('backbone/blocks', 'Transformer/encoderblock_{i}', norm1='LayerNorm_0',
-                attention='MultiHeadDotProductAttention_0', norm2='LayerNorm_1', mlp='MlpBlock_0'),
-    *flax_norm('backbone/norm', 'Transformer/encoder_norm'), *flax.HEAD,
-    Entry('backbone/pool/probe', 'MAPHead_0/probe', SAME),
-    *flax_attention('backbone/pool/attn', 'MAPHead_0/MultiHeadDotProductAttention_0'),
-    *flax_norm('backbone/pool/norm', 'MAPHead_0/LayerNorm_0'),
-    *layer('backbone/pool/mlp/up', 'MAPHead_0/MlpBlock_0/Dense_0'),
-    *layer('backbone/pool/mlp/down', 'MAPHead_0/MlpBlock_0/Dense_1'),
-)
+TABLE = table("""
+    backbone/stem | embedding | flax
+    backbone/{cls,positions} | {cls,pos_embedding} | same
+    backbone/blocks/{norm1,norm2} | Transformer/encoderblock_{i}/{LayerNorm_0,LayerNorm_1} | flax norm
+    backbone/blocks/attn/{query,key,value,out} |
+        Transformer/encoderblock_{i}/MultiHeadDotProductAttention_0/{query,key,value,out} | flax
+    backbone/blocks/mlp/{up,down} | Transformer/encoderblock_{i}/MlpBlock_0/{Dense_0,Dense_1} | flax
+    backbone/norm | Transformer/encoder_norm | flax norm
+    {head,head/pre_logits} | {head,pre_logits} | flax
+    backbone/pool/probe | MAPHead_0/probe | same
+    backbone/pool/attn/{query,key,value,out} | MAPHead_0/MultiHeadDotProductAttention_0/{query,key,value,out} | flax
+    backbone/pool/norm | MAPHead_0/LayerNorm_0 | flax norm
+    backbone/pool/mlp/{up,down} | MAPHead_0/MlpBlock_0/{Dense_0,Dense_1} | flax
+""")
 
 
 def _change(tensors: Tensors) -> Changed:

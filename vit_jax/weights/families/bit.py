@@ -6,32 +6,27 @@ from vit_jax.weights.families import timm
 from vit_jax.weights.families.record import Family, Files, Published
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.preprocess import NORMS, TF
-from vit_jax.weights.tables import CONV, POINT, POINT_CONV, SAME, VECTOR, Entry, Table, layer, norm
+from vit_jax.weights.tables import table
 
-
-def _unit(ours: str, theirs: str) -> list[Entry]:
-  """Returns the entries of a unit, in which the norm before a convolution is stored with the convolution."""
-  found = [Entry(f'{ours}/proj/kernel', f'{theirs}/a/proj/standardized_conv2d/kernel', SAME)]
-  for i, letter in enumerate('abc', 1):
-    found += [Entry(f'{ours}/conv{i}/kernel', f'{theirs}/{letter}/standardized_conv2d/kernel', SAME),
-              Entry(f'{ours}/norm{i}/scale', f'{theirs}/{letter}/group_norm/gamma', VECTOR),
-              Entry(f'{ours}/norm{i}/bias', f'{theirs}/{letter}/group_norm/beta', VECTOR)]
-  return found
-
-
-TABLE: Table = (
-    Entry('backbone/root/kernel', 'resnet/root_block/standardized_conv2d/kernel', SAME),
-    *_unit('backbone/stage{s}/unit{u}', 'resnet/block{s}/unit{u2}'),
-    Entry('backbone/norm/scale', 'resnet/group_norm/gamma', VECTOR),
-    Entry('backbone/norm/bias', 'resnet/group_norm/beta', VECTOR),
-    Entry('head/kernel', 'resnet/head/conv2d/kernel', POINT), Entry('head/bias', 'resnet/head/conv2d/bias', SAME),
-)
-TIMM: Table = (
-    Entry('backbone/root/kernel', 'stem.conv.weight', CONV),
-    *(entry for entry in timm.unit('backbone/stage{s}/unit{u}', 'stages.{s0}.blocks.{u0}')
-      if 'proj_norm' not in entry.ours),
-    *norm('backbone/norm', 'norm'), *layer('head', 'head.fc', layout=POINT_CONV),
-)
+TABLE = table("""
+    backbone/root/kernel | resnet/root_block/standardized_conv2d/kernel | same
+    backbone/stage{s}/unit{u}/{proj,conv1,conv2,conv3}/kernel |
+        resnet/block{s}/unit{u2}/{a/proj,a,b,c}/standardized_conv2d/kernel | same
+    backbone/stage{s}/unit{u}/{norm1,norm2,norm3}/{scale,bias} |
+        resnet/block{s}/unit{u2}/{a,b,c}/group_norm/{gamma,beta} | vector
+    backbone/norm/{scale,bias} | resnet/group_norm/{gamma,beta} | vector
+    head/kernel | resnet/head/conv2d/kernel | point
+    head/bias | resnet/head/conv2d/bias | same
+""")
+"""The norm before a convolution is stored with the convolution."""
+TIMM = table("""
+    backbone/root/kernel | stem.conv.weight | filter
+    backbone/stage{s}/unit{u}/{conv1,conv2,conv3,proj}/kernel |
+        stages.{s0}.blocks.{u0}.{conv1,conv2,conv3,downsample.conv}.weight | filter
+    backbone/stage{s}/unit{u}/{norm1,norm2,norm3} | stages.{s0}.blocks.{u0}.{norm1,norm2,norm3} | norm
+    backbone/norm | norm | norm
+    head | head.fc | point conv
+""")
 
 _SIZES, _BIT = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4'), 'arXiv 1912.11370'
 FAMILY = Family(

@@ -12,7 +12,7 @@ from vit_jax.weights.families.record import Changed, Clues, Family, Files, Kind,
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.preprocess import NORMS, PILLOW
 from vit_jax.weights.report import Line
-from vit_jax.weights.tables import CONV, DENSE, ROW, ROWS, SAME, Entry, Table, joined, layer, norm
+from vit_jax.weights.tables import table
 
 _AUTHORS = (  # names of OpenAI, open_clip and the Perception Encoder, and what timm has for them
     (r'^(visual|vision_encoder)\.(trunk\.)?', ''), (r'^conv1\.', 'patch_embed.proj.'),
@@ -53,25 +53,21 @@ def _to_timm(tensors: Tensors) -> Changed:
   return found, lines
 
 
-def block(ours: str, theirs: str) -> list[Entry]:
-  """Returns the entries of a block of an image or a text tower of transformers."""
-  return [*(entry for name, letter in (('query', 'q'), ('key', 'k'), ('value', 'v'), ('out', 'out'))
-            for entry in layer(f'{ours}/attn/{name}', f'{theirs}.self_attn.{letter}_proj')),
-          *norm(f'{ours}/norm1', f'{theirs}.layer_norm1'), *norm(f'{ours}/norm2', f'{theirs}.layer_norm2'),
-          *layer(f'{ours}/mlp/up', f'{theirs}.mlp.fc1'), *layer(f'{ours}/mlp/down', f'{theirs}.mlp.fc2')]
-
-
-TRANSFORMERS: Table = (
-    Entry('backbone/cls', 'embeddings.class_embedding', ROW),
-    *layer('backbone/stem', 'embeddings.patch_embedding', layout=CONV),
-    Entry('backbone/positions', 'embeddings.position_embedding.weight', ROWS),
-    *norm('backbone/norm_before', 'pre_layrnorm'), *norm('backbone/norm', 'post_layernorm'),
-    *block('backbone/blocks', 'encoder.layers.{i}'),
-    Entry('backbone/pool/probe', 'head.probe', SAME), *joined('backbone/pool/attn', 'head.attention'),
-    *norm('backbone/pool/norm', 'head.layernorm'),
-    *layer('backbone/pool/mlp/up', 'head.mlp.fc1'), *layer('backbone/pool/mlp/down', 'head.mlp.fc2'),
-    Entry('head/kernel', 'visual_projection.weight', DENSE),
-)
+TRANSFORMERS = table("""
+    backbone/cls | embeddings.class_embedding | row
+    backbone/stem | embeddings.patch_embedding | conv
+    backbone/positions | embeddings.position_embedding.weight | rows
+    backbone/{norm_before,norm} | {pre_layrnorm,post_layernorm} | norm
+    backbone/blocks/attn/{query,key,value,out} | encoder.layers.{i}.self_attn.{q,k,v,out}_proj | dense
+    backbone/blocks/{norm1,norm2} | encoder.layers.{i}.{layer_norm1,layer_norm2} | norm
+    backbone/blocks/mlp/{up,down} | encoder.layers.{i}.mlp.{fc1,fc2} | dense
+    backbone/pool/probe | head.probe | same
+    backbone/pool/attn/{query,key,value} | head.attention.{in_proj[0/3],in_proj[1/3],in_proj[2/3]} | packed
+    backbone/pool/attn/out | head.attention.out_proj | dense
+    backbone/pool/norm | head.layernorm | norm
+    backbone/pool/mlp/{up,down} | head.mlp.{fc1,fc2} | dense
+    head/kernel | visual_projection.weight | matrix
+""")
 """CLIP and SigLIP, without the prefix `vision_model.`."""
 
 

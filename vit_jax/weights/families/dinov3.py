@@ -7,25 +7,26 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, QkvBias, UnitInterval
-from vit_jax.weights.families import timm, transformers
+from vit_jax.weights.families import timm
 from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Tensors, renamed
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.network import Weights, layer_scale
 from vit_jax.weights.preprocess import NORMS, PILLOW
 from vit_jax.weights.report import Line
-from vit_jax.weights.tables import CONV, SAME, Entry, Table, layer, norm
+from vit_jax.weights.tables import table
 
 HINTS = Hints(gelu=Gelu.EXACT, norm_eps=1e-5, settings={
     'positions.base': 100., 'positions.coordinates': UnitInterval()})
 
-TRANSFORMERS: Table = (
-    Entry('backbone/cls', 'embeddings.cls_token', SAME),
-    Entry('backbone/registers', 'embeddings.register_tokens', SAME),
-    *layer('backbone/stem', 'embeddings.patch_embeddings', layout=CONV),
-    *transformers.block('layer.{i}', attn='attention', out='o_proj', mlp='mlp', norms='norm'),
-    *(Entry(f'backbone/blocks/scale{n}', f'layer.{{i}}.layer_scale{n}.lambda1', SAME) for n in (1, 2)),
-    *norm('backbone/norm', 'norm'),
-)
+TRANSFORMERS = table("""
+    backbone/{cls,registers} | embeddings.{cls_token,register_tokens} | same
+    backbone/stem | embeddings.patch_embeddings | conv
+    backbone/blocks/attn/{query,key,value,out} | layer.{i}.attention.{q,k,v,o}_proj | dense
+    backbone/blocks/{norm1,norm2} | layer.{i}.{norm1,norm2} | norm
+    backbone/blocks/mlp/{gate,up,down} | layer.{i}.mlp.{gate,up,down}_proj | dense
+    backbone/blocks/{scale1,scale2} | layer.{i}.{layer_scale1,layer_scale2}.lambda1 | same
+    backbone/norm | norm | norm
+""")
 
 
 def _to_timm(tensors: Tensors) -> Changed:

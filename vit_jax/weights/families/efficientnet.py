@@ -5,31 +5,23 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.weights.families.record import Clues, Family, Files
 from vit_jax.weights.preprocess import NORMS, PILLOW
-from vit_jax.weights.tables import CONV, POINT_CONV, SAME, Entry, Table, layer, norm
+from vit_jax.weights.tables import table
 
-
-def _conv_norm(ours: str, conv: str, batch_norm: str) -> list[Entry]:
-  """Returns the entries of a convolution and its BatchNorm, whose running statistics belong to the state."""
-  return [Entry(f'backbone/{ours}/conv/kernel', f'{conv}.weight', CONV), *norm(f'backbone/{ours}/norm', batch_norm),
-          Entry(f'state/{ours}/norm/mean', f'{batch_norm}.running_mean', SAME),
-          Entry(f'state/{ours}/norm/var', f'{batch_norm}.running_var', SAME)]
-
-
-def _gate(ours: str, theirs: str) -> list[Entry]:
-  return [*layer(f'backbone/{ours}/gate/down', f'{theirs}.se.conv_reduce', layout=POINT_CONV),
-          *layer(f'backbone/{ours}/gate/up', f'{theirs}.se.conv_expand', layout=POINT_CONV)]
-
-
-_FIRST, _LATER = 'blocks.0.{u0}', 'blocks.{t0}.{u0}'
-TABLE: Table = (
-    *_conv_norm('stem', 'conv_stem', 'bn1'), *_conv_norm('top', 'conv_head', 'bn2'), *layer('head', 'classifier'),
-    *_conv_norm('stage1/block{u}/depthwise', f'{_FIRST}.conv_dw', f'{_FIRST}.bn1'),
-    *_gate('stage1/block{u}', _FIRST), *_conv_norm('stage1/block{u}/project', f'{_FIRST}.conv_pw', f'{_FIRST}.bn2'),
-    *_conv_norm('stage{t}/block{u}/expand', f'{_LATER}.conv_pw', f'{_LATER}.bn1'),
-    *_conv_norm('stage{t}/block{u}/depthwise', f'{_LATER}.conv_dw', f'{_LATER}.bn2'),
-    *_gate('stage{t}/block{u}', _LATER),
-    *_conv_norm('stage{t}/block{u}/project', f'{_LATER}.conv_pwl', f'{_LATER}.bn3'),
-)
+TABLE = table("""
+    backbone/{stem,top}/conv/kernel | {conv_stem,conv_head}.weight | filter
+    backbone/{stem,top}/norm | {bn1,bn2} | norm
+    state/{stem,top}/norm | {bn1,bn2} | statistics
+    head | classifier | dense
+    backbone/stage1/block{u}/{depthwise,project}/conv/kernel | blocks.0.{u0}.{conv_dw,conv_pw}.weight | filter
+    backbone/stage1/block{u}/{depthwise,project}/norm | blocks.0.{u0}.{bn1,bn2} | norm
+    state/stage1/block{u}/{depthwise,project}/norm | blocks.0.{u0}.{bn1,bn2} | statistics
+    backbone/stage1/block{u}/gate/{down,up} | blocks.0.{u0}.se.{conv_reduce,conv_expand} | point conv
+    backbone/stage{t}/block{u}/{expand,depthwise,project}/conv/kernel |
+        blocks.{t0}.{u0}.{conv_pw,conv_dw,conv_pwl}.weight | filter
+    backbone/stage{t}/block{u}/{expand,depthwise,project}/norm | blocks.{t0}.{u0}.{bn1,bn2,bn3} | norm
+    state/stage{t}/block{u}/{expand,depthwise,project}/norm | blocks.{t0}.{u0}.{bn1,bn2,bn3} | statistics
+    backbone/stage{t}/block{u}/gate/{down,up} | blocks.{t0}.{u0}.se.{conv_reduce,conv_expand} | point conv
+""")
 """Blocks of the first stage have no expansion, so their convolutions have other names."""
 
 

@@ -6,11 +6,9 @@ from vit_jax.core.errors import UserError
 from vit_jax.weights import tables
 from vit_jax.weights.families.record import Changed, Recognized, Tensors, dropping, renamed
 from vit_jax.weights.hints import Hints
-from vit_jax.weights.tables import Entry, flax, flax_attention, flax_norm
 
 HINTS = Hints(gelu=Gelu.TANH, norm_eps=1e-6)
 """Defaults of Flax."""
-HEAD = (*flax('head', 'head'), *flax('head/pre_logits', 'pre_logits'))
 _DROPS = {
     r'opt/(?!target/).*|opt_state/.*|chrono/.*|step|state/.*': 'of training: optimizer state and counters',
     r'params/(txt/.*|t|b|bias_init|temperature)': 'of the text tower',
@@ -21,13 +19,6 @@ def prepare(tensors: Tensors) -> Recognized:
   """Returns the tensors without the prefixes and the state of training."""
   kept, dropped = dropping(tensors, _DROPS)
   return Recognized('', (), renamed(kept, (r'^opt/target/', ''), (r'^params/(img/)?', '')), dropped, Hints())
-
-
-def block(ours: str, theirs: str, *, norm1: str, attention: str, norm2: str, mlp: str) -> list[Entry]:
-  """Returns the entries of a transformer block."""
-  return [*flax_norm(f'{ours}/norm1', f'{theirs}/{norm1}'), *flax_norm(f'{ours}/norm2', f'{theirs}/{norm2}'),
-          *flax_attention(f'{ours}/attn', f'{theirs}/{attention}'), *flax(f'{ours}/mlp/up', f'{theirs}/{mlp}/Dense_0'),
-          *flax(f'{ours}/mlp/down', f'{theirs}/{mlp}/Dense_1')]
 
 
 def with_blocks(tensors: Tensors, *rules: tuple[str, str]) -> Changed:

@@ -4,30 +4,22 @@ from __future__ import annotations
 from vit_jax.config import schema
 from vit_jax.weights.families import flax, timm
 from vit_jax.weights.families.record import Family, Files, Published
-from vit_jax.weights.tables import CONV, Table, flax_norm, layer, norm
-from vit_jax.weights.tables import flax as flax_layer
+from vit_jax.weights.tables import table
 
-_BLOCKS, _FLAX_BLOCK = 'backbone/blocks', 'MixerBlock_{i}'
-
-FLAX: Table = (
-    *flax_layer('backbone/stem', 'stem'),
-    *flax_norm(f'{_BLOCKS}/norm1', f'{_FLAX_BLOCK}/LayerNorm_0'),
-    *flax_norm(f'{_BLOCKS}/norm2', f'{_FLAX_BLOCK}/LayerNorm_1'),
-    *flax_layer(f'{_BLOCKS}/tokens/up', f'{_FLAX_BLOCK}/token_mixing/Dense_0'),
-    *flax_layer(f'{_BLOCKS}/tokens/down', f'{_FLAX_BLOCK}/token_mixing/Dense_1'),
-    *flax_layer(f'{_BLOCKS}/channels/up', f'{_FLAX_BLOCK}/channel_mixing/Dense_0'),
-    *flax_layer(f'{_BLOCKS}/channels/down', f'{_FLAX_BLOCK}/channel_mixing/Dense_1'),
-    *flax_norm('backbone/norm', 'pre_head_layer_norm'), *flax_layer('head', 'head'),
-)
-TIMM: Table = (
-    *layer('backbone/stem', 'stem.proj', layout=CONV),
-    *norm(f'{_BLOCKS}/norm1', 'blocks.{i}.norm1'), *norm(f'{_BLOCKS}/norm2', 'blocks.{i}.norm2'),
-    *layer(f'{_BLOCKS}/tokens/up', 'blocks.{i}.mlp_tokens.fc1'),
-    *layer(f'{_BLOCKS}/tokens/down', 'blocks.{i}.mlp_tokens.fc2'),
-    *layer(f'{_BLOCKS}/channels/up', 'blocks.{i}.mlp_channels.fc1'),
-    *layer(f'{_BLOCKS}/channels/down', 'blocks.{i}.mlp_channels.fc2'),
-    *norm('backbone/norm', 'norm'), *layer('head', 'head'),
-)
+FLAX = table("""
+    backbone/stem | stem | flax
+    backbone/blocks/{norm1,norm2} | MixerBlock_{i}/{LayerNorm_0,LayerNorm_1} | flax norm
+    backbone/blocks/{tokens,channels}/{up,down} | MixerBlock_{i}/{token,channel}_mixing/{Dense_0,Dense_1} | flax
+    backbone/norm | pre_head_layer_norm | flax norm
+    head | head | flax
+""")
+TIMM = table("""
+    backbone/stem | stem.proj | conv
+    backbone/blocks/{norm1,norm2} | blocks.{i}.{norm1,norm2} | norm
+    backbone/blocks/{tokens,channels}/{up,down} | blocks.{i}.mlp_{tokens,channels}.{fc1,fc2} | dense
+    backbone/norm | norm | norm
+    head | head | dense
+""")
 
 FAMILY = Family(
     'mixer', 'MLP-Mixer', '`.npz` of vision_transformer and big_vision; timm',

@@ -14,11 +14,10 @@ import numpy as np
 from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
 from vit_jax.data.text.tokenizer import CLIP, SIGLIP, TIPS
-from vit_jax.weights.families import clip, flax
+from vit_jax.weights.families import flax
 from vit_jax.weights.families.record import Tensors, distinct, dropping, renamed
 from vit_jax.weights.report import Line
-from vit_jax.weights.tables import DENSE, ROWS, SAME, Entry, Table, flax_norm, joined, layer, norm
-from vit_jax.weights.tables import flax as flax_layer
+from vit_jax.weights.tables import Table, table
 
 
 class Found(NamedTuple):
@@ -57,7 +56,6 @@ class Program(NamedTuple):
 
 _DROPS = {r'(text_model\.)?embeddings\.position_ids|text_model\.embeddings\.position_ids': 'numbers from 0',
           r'attn_mask|input_resolution|context_length|vocab_size': 'a setting, and not a weight'}
-_BLOCKS = 'text/blocks'
 
 
 def has_text(tensors: Tensors) -> bool:
@@ -85,13 +83,16 @@ def _program(tensors: Tensors) -> Program | None:
 
 # transformers: CLIP, SigLIP and TIPSv2
 
-TRANSFORMERS: Table = (
-    Entry('text/tokens', 'text_model.embeddings.token_embedding.weight', SAME),
-    Entry('text/positions', 'text_model.embeddings.position_embedding.weight', ROWS),
-    *clip.block(_BLOCKS, 'text_model.encoder.layers.{i}'),
-    *norm('text/norm', 'text_model.final_layer_norm'), *layer('text/projection', 'text_model.head'),
-    Entry('text/projection/kernel', 'text_projection.weight', DENSE),
-)
+TRANSFORMERS = table("""
+    text/tokens | text_model.embeddings.token_embedding.weight | same
+    text/positions | text_model.embeddings.position_embedding.weight | rows
+    text/blocks/attn/{query,key,value,out} | text_model.encoder.layers.{i}.self_attn.{q,k,v,out}_proj | dense
+    text/blocks/{norm1,norm2} | text_model.encoder.layers.{i}.{layer_norm1,layer_norm2} | norm
+    text/blocks/mlp/{up,down} | text_model.encoder.layers.{i}.mlp.{fc1,fc2} | dense
+    text/norm | text_model.final_layer_norm | norm
+    text/projection | text_model.head | dense
+    text/projection/kernel | text_projection.weight | matrix
+""")
 
 
 def _of_transformers(own: Tensors) -> Found:
@@ -103,13 +104,15 @@ def _of_transformers(own: Tensors) -> Found:
 
 # big_vision: SigLIP, and LiT, which is trained with a softmax and has no bias of the logits
 
-_FLAX_BLOCK = {'norm1': 'LayerNorm_0', 'attention': 'MultiHeadDotProductAttention_0', 'norm2': 'LayerNorm_1',
-               'mlp': 'MlpBlock_0'}
-BIG_VISION: Table = (
-    Entry('text/tokens', 'Embed_0/embedding', SAME), Entry('text/positions', 'pos_embedding', SAME),
-    *flax.block(_BLOCKS, 'Encoder_0/encoderblock_{i}', **_FLAX_BLOCK),
-    *flax_norm('text/norm', 'Encoder_0/encoder_norm'), *flax_layer('text/projection', 'head'),
-)
+BIG_VISION = table("""
+    text/{tokens,positions} | {Embed_0/embedding,pos_embedding} | same
+    text/blocks/{norm1,norm2} | Encoder_0/encoderblock_{i}/{LayerNorm_0,LayerNorm_1} | flax norm
+    text/blocks/attn/{query,key,value,out} |
+        Encoder_0/encoderblock_{i}/MultiHeadDotProductAttention_0/{query,key,value,out} | flax
+    text/blocks/mlp/{up,down} | Encoder_0/encoderblock_{i}/MlpBlock_0/{Dense_0,Dense_1} | flax
+    text/norm | Encoder_0/encoder_norm | flax norm
+    text/projection | head | flax
+""")
 """Without the prefix `params/txt/`."""
 
 
@@ -126,15 +129,18 @@ def _of_big_vision(own: Tensors) -> Found:
 
 # OpenAI, open_clip (with the prefix `text.`) and the PyTorch files of TIPS, which have no positions
 
-_OPENAI = 'transformer.resblocks.{i}'
-OPENAI: Table = (
-    Entry('text/tokens', 'token_embedding.weight', SAME), Entry('text/positions', 'positional_embedding', ROWS),
-    *joined(f'{_BLOCKS}/attn', f'{_OPENAI}.attn'),
-    *norm(f'{_BLOCKS}/norm1', f'{_OPENAI}.ln_1'), *norm(f'{_BLOCKS}/norm2', f'{_OPENAI}.ln_2'),
-    *layer(f'{_BLOCKS}/mlp/up', f'{_OPENAI}.mlp.c_fc'), *layer(f'{_BLOCKS}/mlp/down', f'{_OPENAI}.mlp.c_proj'),
-    *norm('text/norm', 'ln_final'), Entry('text/projection/kernel', 'text_projection', SAME),
-    *layer('text/projection', 'text_projection'),
-)
+OPENAI = table("""
+    text/tokens | token_embedding.weight | same
+    text/positions | positional_embedding | rows
+    text/blocks/attn/{query,key,value} |
+        transformer.resblocks.{i}.attn.{in_proj[0/3],in_proj[1/3],in_proj[2/3]} | packed
+    text/blocks/attn/out | transformer.resblocks.{i}.attn.out_proj | dense
+    text/blocks/{norm1,norm2} | transformer.resblocks.{i}.{ln_1,ln_2} | norm
+    text/blocks/mlp/{up,down} | transformer.resblocks.{i}.mlp.{c_fc,c_proj} | dense
+    text/norm | ln_final | norm
+    text/projection/kernel | text_projection | same
+    text/projection | text_projection | dense
+""")
 
 
 def _of_openai(own: Tensors) -> Found:
@@ -149,10 +155,14 @@ def _of_openai(own: Tensors) -> Found:
 
 # scenic: the JAX files of TIPS
 
-SCENIC: Table = (
-    Entry('text/tokens', 'token_emb/emb_var', SAME),
-    *flax.block(_BLOCKS, 'transformer/encoderblock_{i}', **_FLAX_BLOCK), *flax_norm('text/norm', 'text_encoder_norm'),
-)
+SCENIC = table("""
+    text/tokens | token_emb/emb_var | same
+    text/blocks/{norm1,norm2} | transformer/encoderblock_{i}/{LayerNorm_0,LayerNorm_1} | flax norm
+    text/blocks/attn/{query,key,value,out} |
+        transformer/encoderblock_{i}/MultiHeadDotProductAttention_0/{query,key,value,out} | flax
+    text/blocks/mlp/{up,down} | transformer/encoderblock_{i}/MlpBlock_0/{Dense_0,Dense_1} | flax
+    text/norm | text_encoder_norm | flax norm
+""")
 
 
 def _of_scenic(own: Tensors) -> Found:

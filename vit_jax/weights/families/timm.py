@@ -33,7 +33,7 @@ from vit_jax.weights.grids import ALL, NONE, TOKENS
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.network import Weights, hidden_settings, layer_scale, position_resize
 from vit_jax.weights.preprocess import NORMS, PILLOW, Preprocess, side_px
-from vit_jax.weights.tables import CONV, SAME, Entry, Table, layer, norm
+from vit_jax.weights.tables import Table, table, without
 
 STEM = {'stem.std_eps': 0., 'stem.var_eps': 1e-8, 'stem.norm_eps': 1e-5}
 """Epsilons of standardized kernels and of GroupNorm in timm, where those of the authors' programs differ."""
@@ -42,66 +42,48 @@ IMAGES: dict[str, Any] = {**NORMS['half'], **PILLOW, 'resize': .9}
 
 # Names
 
-_BLOCKS, _STEM = 'backbone/blocks', 'patch_embed.backbone'
-
-
-def unit(ours: str, theirs: str) -> list[Entry]:
-  """Returns the entries of a bottleneck unit; only the first unit of a stage has `proj`."""
-  found = [Entry(f'{ours}/{a}/kernel', f'{theirs}.{b}.weight', CONV)
-           for a, b in (('conv1', 'conv1'), ('conv2', 'conv2'), ('conv3', 'conv3'), ('proj', 'downsample.conv'))]
-  for a, b in (('norm1', 'norm1'), ('norm2', 'norm2'), ('norm3', 'norm3'), ('proj_norm', 'downsample.norm')):
-    found += norm(f'{ours}/{a}', f'{theirs}.{b}')
-  return found
-
-
-def _block(ours: str, theirs: str) -> list[Entry]:
-  """Returns the entries of a transformer block with query, key and value in one matrix, in this order."""
-  qkv = [entry for i, name in enumerate(('query', 'key', 'value'))
-         for entry in layer(f'{ours}/attn/{name}', f'{theirs}.attn.qkv', part=(i, 3))]
-  return [*qkv, *layer(f'{ours}/attn/out', f'{theirs}.attn.proj'),
-          *norm(f'{ours}/norm1', f'{theirs}.norm1'), *norm(f'{ours}/norm2', f'{theirs}.norm2'),
-          *layer(f'{ours}/mlp/up', f'{theirs}.mlp.fc1'), *layer(f'{ours}/mlp/down', f'{theirs}.mlp.fc2')]
-
-
-TABLE: Table = (
-    *layer('backbone/stem', 'patch_embed.proj', layout=CONV),
-    Entry('backbone/stem/root/kernel', f'{_STEM}.stem.conv.weight', CONV),
-    *norm('backbone/stem/root_norm', f'{_STEM}.stem.norm'),
-    *unit('backbone/stem/stage{s}/unit{u}', _STEM + '.stages.{s0}.blocks.{u0}'),
-    Entry('backbone/cls', 'cls_token', SAME), Entry('backbone/dist', 'dist_token', SAME),
-    Entry('backbone/registers', 'reg_token', SAME), Entry('backbone/positions', 'pos_embed', SAME),
-    *_block(_BLOCKS, 'blocks.{i}'),
-    *norm(f'{_BLOCKS}/attn/query_norm', 'blocks.{i}.attn.q_norm'),
-    *norm(f'{_BLOCKS}/attn/key_norm', 'blocks.{i}.attn.k_norm'),
-    Entry(f'{_BLOCKS}/scale1', 'blocks.{i}.ls1.gamma', SAME), Entry(f'{_BLOCKS}/scale2', 'blocks.{i}.ls2.gamma', SAME),
-    *norm('backbone/norm', 'norm'),
-    Entry('backbone/pool/probe', 'attn_pool.latent', SAME),
-    *layer('backbone/pool/attn/query', 'attn_pool.q'),
-    *layer('backbone/pool/attn/key', 'attn_pool.kv', part=(0, 2)),
-    *layer('backbone/pool/attn/value', 'attn_pool.kv', part=(1, 2)),
-    *layer('backbone/pool/attn/out', 'attn_pool.proj'), *norm('backbone/pool/norm', 'attn_pool.norm'),
-    *layer('backbone/pool/mlp/up', 'attn_pool.mlp.fc1'), *layer('backbone/pool/mlp/down', 'attn_pool.mlp.fc2'),
-    *layer('head', 'head'), *layer('head_dist', 'head_dist'),
-    *layer('decoder/embed', 'decoder_embed'), *_block('decoder/blocks', 'decoder_blocks.{i}'),
-    *norm('decoder/norm', 'decoder_norm'), *layer('decoder/predict', 'decoder_pred'),
-    Entry('mask_token', 'mask_token', SAME),
-)
-_GATED = (*layer(f'{_BLOCKS}/mlp/gate', 'blocks.{i}.mlp.fc1', part=(0, 2)),
-          *layer(f'{_BLOCKS}/mlp/up', 'blocks.{i}.mlp.fc1', part=(1, 2)))
-PACKED: Table = (*(e for e in TABLE if not e.ours.startswith(f'{_BLOCKS}/mlp/up')), *_GATED)
+_QKV = r'backbone/blocks/attn/(query|key|value)/'
+TABLE = table("""
+    backbone/stem | patch_embed.proj | conv
+    backbone/stem/root/kernel | patch_embed.backbone.stem.conv.weight | filter
+    backbone/stem/root_norm | patch_embed.backbone.stem.norm | norm
+    backbone/stem/stage{s}/unit{u}/{conv1,conv2,conv3}/kernel |
+        patch_embed.backbone.stages.{s0}.blocks.{u0}.{conv1,conv2,conv3}.weight | filter
+    backbone/stem/stage{s}/unit{u}/proj/kernel |
+        patch_embed.backbone.stages.{s0}.blocks.{u0}.downsample.conv.weight | filter
+    backbone/stem/stage{s}/unit{u}/{norm1,norm2,norm3} |
+        patch_embed.backbone.stages.{s0}.blocks.{u0}.{norm1,norm2,norm3} | norm
+    backbone/stem/stage{s}/unit{u}/proj_norm | patch_embed.backbone.stages.{s0}.blocks.{u0}.downsample.norm | norm
+    backbone/{cls,dist,registers,positions} | {cls_token,dist_token,reg_token,pos_embed} | same
+    {backbone/,decoder/}blocks/attn/{query,key,value} | {,decoder_}blocks.{i}.attn.{qkv[0/3],qkv[1/3],qkv[2/3]} | dense
+    {backbone/,decoder/}blocks/attn/out | {,decoder_}blocks.{i}.attn.proj | dense
+    {backbone/,decoder/}blocks/{norm1,norm2} | {,decoder_}blocks.{i}.{norm1,norm2} | norm
+    {backbone/,decoder/}blocks/mlp/{up,down} | {,decoder_}blocks.{i}.mlp.{fc1,fc2} | dense
+    backbone/blocks/attn/{query,key}_norm | blocks.{i}.attn.{q,k}_norm | norm
+    backbone/blocks/{scale1,scale2} | blocks.{i}.{ls1,ls2}.gamma | same
+    backbone/norm | norm | norm
+    backbone/pool/probe | attn_pool.latent | same
+    backbone/pool/attn/{query,key,value,out} | attn_pool.{q,kv[0/2],kv[1/2],proj} | dense
+    backbone/pool/norm | attn_pool.norm | norm
+    backbone/pool/mlp/{up,down} | attn_pool.mlp.{fc1,fc2} | dense
+    {head,head_dist} | {head,head_dist} | dense
+    decoder/{embed,predict} | decoder_{embed,pred} | dense
+    decoder/norm | decoder_norm | norm
+    mask_token | mask_token | same
+""")
+PACKED: Table = (*without(TABLE, 'backbone/blocks/mlp/up/.*'), *table("""
+    backbone/blocks/mlp/{gate,up} | blocks.{i}.mlp.{fc1[0/2],fc1[1/2]} | dense
+"""))
 """For MLPs with a gate: gate and value are in one matrix, the gate first."""
-_EXTRA: Table = (
-    *norm('backbone/norm_before', 'norm_pre'), *norm('backbone/stem_norm', 'patch_embed.norm'),
-    Entry(f'{_BLOCKS}/attn/frequencies', 'blocks.{i}.rope.freqs', SAME),
-    *norm(f'{_BLOCKS}/attn/norm', 'blocks.{i}.attn.norm'), *norm(f'{_BLOCKS}/mlp/norm', 'blocks.{i}.mlp.norm'),
-)
-_SCALES = tuple(Entry(f'{_BLOCKS}/scale{n}', f'blocks.{{i}}.gamma_{n}', SAME) for n in (1, 2))
-_SPLIT_QKV = tuple(entry for name, letter in (('query', 'q'), ('key', 'k'), ('value', 'v'))
-                   for entry in layer(f'{_BLOCKS}/attn/{name}', f'blocks.{{i}}.attn.{letter}_proj'))
-_APART = (Entry(f'{_BLOCKS}/attn/query/bias', 'blocks.{i}.attn.q_bias', SAME),
-          Entry(f'{_BLOCKS}/attn/value/bias', 'blocks.{i}.attn.v_bias', SAME))
-_UNPACKED = (*layer(f'{_BLOCKS}/mlp/gate', 'blocks.{i}.mlp.fc1_g'), *layer(f'{_BLOCKS}/mlp/up', 'blocks.{i}.mlp.fc1_x'))
-_OURS_QKV = tuple(f'{_BLOCKS}/attn/{name}/' for name in ('query', 'key', 'value'))
+_EXTRA = table("""
+    backbone/{norm_before,stem_norm} | {norm_pre,patch_embed.norm} | norm
+    backbone/blocks/attn/frequencies | blocks.{i}.rope.freqs | same
+    backbone/blocks/{attn,mlp}/norm | blocks.{i}.{attn,mlp}.norm | norm
+""")
+_SCALES = table('backbone/blocks/{scale1,scale2} | blocks.{i}.{gamma_1,gamma_2} | same')
+_SPLIT_QKV = table('backbone/blocks/attn/{query,key,value} | blocks.{i}.attn.{q,k,v}_proj | dense')
+_APART = table('backbone/blocks/attn/{query,value}/bias | blocks.{i}.attn.{q,v}_bias | same')
+_UNPACKED = table('backbone/blocks/mlp/{gate,up} | blocks.{i}.mlp.{fc1_g,fc1_x} | dense')
 
 READ: Table = (*TABLE, *_EXTRA, *_SCALES, *_SPLIT_QKV, *_APART, *_UNPACKED)
 READ_PACKED: Table = (*PACKED, *_EXTRA, *_SCALES, *_SPLIT_QKV, *_APART)
@@ -114,18 +96,16 @@ def names_of(model: schema.Model) -> Table:
   is_gated = isinstance(model.mlp, SwiGlu)
   is_packed = is_gated and isinstance(model.norm, schema.LayerNorm) and not has_inner_norm and not isinstance(
       getattr(model.positions, 'coordinates', None), schema.UnitInterval)
-  table = PACKED if is_packed else TABLE
+  entries = PACKED if is_packed else TABLE
   if is_gated and not is_packed:
-    table = (*(entry for entry in table if not entry.ours.startswith(f'{_BLOCKS}/mlp/up')), *_UNPACKED)
+    entries = (*without(entries, 'backbone/blocks/mlp/up/.*'), *_UNPACKED)
   if is_eva:
-    table = (*(entry for entry in table if '/scale' not in entry.ours or 'blocks' not in entry.ours
-               or not entry.theirs.endswith('.gamma')), *_SCALES)
+    entries = (*without(entries, 'backbone/blocks/scale[12]'), *_SCALES)
   if is_eva and has_inner_norm:
-    table = (*(entry for entry in table if not entry.ours.startswith(_OURS_QKV)), *_SPLIT_QKV)
+    entries = (*without(entries, _QKV + '.*'), *_SPLIT_QKV)
   elif is_eva and model.attention.qkv_bias is QkvBias.QUERY_VALUE:
-    table = (*(entry for entry in table if not (entry.ours.startswith(_OURS_QKV) and entry.ours.endswith('bias'))),
-             *_APART)
-  return (*table, *_EXTRA)
+    entries = (*without(entries, _QKV + 'bias'), *_APART)
+  return (*entries, *_EXTRA)
 
 
 # Reading

@@ -19,33 +19,27 @@ from vit_jax.weights.hints import Hints
 from vit_jax.weights.network import Weights, layer_scale
 from vit_jax.weights.preprocess import NORMS, PILLOW
 from vit_jax.weights.report import Line
-from vit_jax.weights.tables import SAME, Entry, Table, flax_attention, flax_norm
-from vit_jax.weights.tables import flax as layer
+from vit_jax.weights.tables import Table, table
 
 _TOKENS = 'encoder/ToTokenSequence_0'
-_CLS, _REGISTERS, _POSITIONS = f'{_TOKENS}/cls', f'{_TOKENS}/cls[1:]', f'{_TOKENS}/posembed_input'
+_CLS, _REGISTERS, _POSITIONS = f'{_TOKENS}/cls', f'{_TOKENS}/registers', f'{_TOKENS}/posembed_input'
 _KERNEL = f'{_TOKENS}/embedding/kernel'
-_BLOCK = 'encoder/transformer/encoderblock_{i}'
-_GATED = f'{_BLOCK}/FFNSwiGluFused_0'
-
-_PLAIN = {'mlp/up': f'{_BLOCK}/MlpBlock_0/Dense_0', 'mlp/down': f'{_BLOCK}/MlpBlock_0/Dense_1'}
-_SWIGLU = {'mlp/gate': f'{_GATED}/Dense_0', 'mlp/up': f'{_GATED}/Dense_1', 'mlp/down': f'{_GATED}/Dense_2'}
-"""Of TIPS-g: the swish is of the first layer."""
-
-
-def _table(mlp: dict[str, str]) -> Table:
-  """Returns the names of a network with one of the two kinds of MLPs."""
-  return (
-      *layer('backbone/stem', f'{_TOKENS}/embedding'), Entry('backbone/cls', _CLS, SAME),
-      Entry('backbone/registers', _REGISTERS, SAME), Entry('backbone/positions', _POSITIONS, SAME),
-      *flax_norm('backbone/blocks/norm1', f'{_BLOCK}/LayerNorm_0'),
-      *flax_norm('backbone/blocks/norm2', f'{_BLOCK}/LayerNorm_1'),
-      *flax_attention('backbone/blocks/attn', f'{_BLOCK}/MultiHeadDotProductAttention_0'),
-      *(entry for ours, theirs in mlp.items() for entry in layer(f'backbone/blocks/{ours}', theirs)),
-      *flax_norm('backbone/norm', 'encoder/encoder_norm'))
-
-
-MLP, SWIGLU = _table(_PLAIN), _table(_SWIGLU)
+_COMMON = table("""
+    backbone/stem | encoder/ToTokenSequence_0/embedding | flax
+    backbone/{cls,registers,positions} | encoder/ToTokenSequence_0/{cls,registers,posembed_input} | same
+    backbone/blocks/{norm1,norm2} | encoder/transformer/encoderblock_{i}/{LayerNorm_0,LayerNorm_1} | flax norm
+    backbone/blocks/attn/{query,key,value,out} |
+        encoder/transformer/encoderblock_{i}/MultiHeadDotProductAttention_0/{query,key,value,out} | flax
+    backbone/norm | encoder/encoder_norm | flax norm
+""")
+MLP: Table = (*_COMMON, *table("""
+    backbone/blocks/mlp/{up,down} | encoder/transformer/encoderblock_{i}/MlpBlock_0/{Dense_0,Dense_1} | flax
+"""))
+SWIGLU: Table = (*_COMMON, *table("""
+    backbone/blocks/mlp/{gate,up,down} |
+        encoder/transformer/encoderblock_{i}/FFNSwiGluFused_0/{Dense_0,Dense_1,Dense_2} | flax
+"""))
+"""The names of TIPS-g: the swish is that of the first layer."""
 
 
 def _change(tensors: Tensors) -> Changed:

@@ -8,16 +8,19 @@ from vit_jax.config.schema import Gelu, Interpolation
 from vit_jax.weights.families.record import Changed, Family, Files, Tensors, renamed
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.preprocess import NORMS, PILLOW
-from vit_jax.weights.tables import CONV, SAME, Entry, Table, joined, layer, norm
+from vit_jax.weights.tables import table
 
-_OURS, _BLOCK = 'backbone/blocks', 'encoder.layers.encoder_layer_{i}'
-TABLE: Table = (
-    *layer('backbone/stem', 'conv_proj', layout=CONV), Entry('backbone/cls', 'class_token', SAME),
-    Entry('backbone/positions', 'encoder.pos_embedding', SAME),
-    *norm(f'{_OURS}/norm1', f'{_BLOCK}.ln_1'), *norm(f'{_OURS}/norm2', f'{_BLOCK}.ln_2'),
-    *joined(f'{_OURS}/attn', f'{_BLOCK}.self_attention'),
-    *layer(f'{_OURS}/mlp/up', f'{_BLOCK}.mlp.0'), *layer(f'{_OURS}/mlp/down', f'{_BLOCK}.mlp.3'),
-    *norm('backbone/norm', 'encoder.ln'), *layer('head', 'heads.head'), *layer('head/pre_logits', 'heads.pre_logits'))
+TABLE = table("""
+    backbone/stem | conv_proj | conv
+    backbone/{cls,positions} | {class_token,encoder.pos_embedding} | same
+    backbone/blocks/{norm1,norm2} | encoder.layers.encoder_layer_{i}.{ln_1,ln_2} | norm
+    backbone/blocks/attn/{query,key,value} |
+        encoder.layers.encoder_layer_{i}.self_attention.{in_proj[0/3],in_proj[1/3],in_proj[2/3]} | packed
+    backbone/blocks/attn/out | encoder.layers.encoder_layer_{i}.self_attention.out_proj | dense
+    backbone/blocks/mlp/{up,down} | encoder.layers.encoder_layer_{i}.mlp.{0,3} | dense
+    backbone/norm | encoder.ln | norm
+    {head,head/pre_logits} | heads.{head,pre_logits} | dense
+""")
 
 
 def _change(tensors: Tensors) -> Changed:

@@ -13,7 +13,7 @@ from vit_jax.weights.families.record import Changed, Kind, Recognized, Tensors, 
 from vit_jax.weights.hints import Hints, pool_word
 from vit_jax.weights.network import Weights, layer_scale, position_resize
 from vit_jax.weights.preprocess import NORMS, Preprocess, side_px
-from vit_jax.weights.tables import CONV, SAME, Entry, Table, layer, norm
+from vit_jax.weights.tables import Table, table, without
 
 HINTS = Hints(gelu=Gelu.EXACT, norm_eps=1e-12)
 """Defaults of its ViTConfig."""
@@ -33,55 +33,35 @@ _PATCHES = 'embeddings.patch_embeddings.projection.weight'
 
 # Names
 
-_BLOCKS = 'backbone/blocks'
-
-
-def _older_block(ours: str, theirs: str, *, norm1: str, norm2: str, up: str, down: str) -> list[Entry]:
-  """Returns the entries of a block of an older network, under the names that all versions of its files have."""
-  attention = [entry for name in ('query', 'key', 'value')
-               for entry in layer(f'{ours}/attn/{name}', f'{theirs}.attention.attention.{name}')]
-  return [*attention, *layer(f'{ours}/attn/out', f'{theirs}.attention.output.dense'),
-          *norm(f'{ours}/norm1', f'{theirs}.{norm1}'), *norm(f'{ours}/norm2', f'{theirs}.{norm2}'),
-          *layer(f'{ours}/mlp/up', f'{theirs}.{up}'), *layer(f'{ours}/mlp/down', f'{theirs}.{down}')]
-
-
-def block(theirs: str, *, attn: str, out: str, mlp: str, norms: str) -> list[Entry]:
-  """Returns the entries of a block whose MLP has `up_proj`, `down_proj` and, if it is gated, `gate_proj`."""
-  names = (('query', 'q_proj'), ('key', 'k_proj'), ('value', 'v_proj'), ('out', out))
-  return [*(entry for ours, name in names for entry in layer(f'{_BLOCKS}/attn/{ours}', f'{theirs}.{attn}.{name}')),
-          *norm(f'{_BLOCKS}/norm1', f'{theirs}.{norms}1'), *norm(f'{_BLOCKS}/norm2', f'{theirs}.{norms}2'),
-          *(entry for name in ('gate', 'up', 'down')
-            for entry in layer(f'{_BLOCKS}/mlp/{name}', f'{theirs}.{mlp}.{name}_proj'))]
-
-
-_VIT = {'norm1': 'layernorm_before', 'norm2': 'layernorm_after', 'up': 'intermediate.dense', 'down': 'output.dense'}
-_EMBEDDINGS: Table = (
-    *layer('backbone/stem', 'embeddings.patch_embeddings.projection', layout=CONV),
-    Entry('backbone/cls', 'embeddings.cls_token', SAME), Entry('backbone/dist', 'embeddings.distillation_token', SAME),
-    Entry('backbone/registers', 'embeddings.register_tokens', SAME),
-    Entry('backbone/positions', 'embeddings.position_embeddings', SAME),
-    *norm('backbone/norm', 'layernorm'),
-)
-_HEADS: Table = (
-    *layer('head', 'classifier'), *layer('head_dist', 'distillation_classifier'),
-    *layer('decoder/embed', 'decoder.decoder_embed'),
-    *_older_block('decoder/blocks', 'decoder.decoder_layers.{i}', **_VIT),
-    *norm('decoder/norm', 'decoder.decoder_norm'), *layer('decoder/predict', 'decoder.decoder_pred'),
-    Entry('mask_token', 'decoder.mask_token', SAME),
-)
-VIT: Table = (*_EMBEDDINGS, *_older_block(_BLOCKS, 'encoder.layer.{i}', **_VIT), *_HEADS)
+_COMMON = table("""
+    backbone/stem | embeddings.patch_embeddings.projection | conv
+    backbone/{cls,dist} | embeddings.{cls_token,distillation_token} | same
+    backbone/{registers,positions} | embeddings.{register_tokens,position_embeddings} | same
+    backbone/norm | layernorm | norm
+    backbone/blocks/attn/{query,key,value} | encoder.layer.{i}.attention.attention.{query,key,value} | dense
+    backbone/blocks/attn/out | encoder.layer.{i}.attention.output.dense | dense
+    {head,head_dist} | {classifier,distillation_classifier} | dense
+    decoder/{embed,predict} | decoder.{decoder_embed,decoder_pred} | dense
+    decoder/blocks/attn/{query,key,value} | decoder.decoder_layers.{i}.attention.attention.{query,key,value} | dense
+    decoder/blocks/attn/out | decoder.decoder_layers.{i}.attention.output.dense | dense
+    decoder/blocks/{norm1,norm2} | decoder.decoder_layers.{i}.{layernorm_before,layernorm_after} | norm
+    decoder/blocks/mlp/{up,down} | decoder.decoder_layers.{i}.{intermediate,output}.dense | dense
+    decoder/norm | decoder.decoder_norm | norm
+    mask_token | decoder.mask_token | same
+""")
+VIT: Table = (*_COMMON, *table("""
+    backbone/blocks/{norm1,norm2} | encoder.layer.{i}.{layernorm_before,layernorm_after} | norm
+    backbone/blocks/mlp/{up,down} | encoder.layer.{i}.{intermediate,output}.dense | dense
+"""))
 """ViT, DeiT and ViTMAE, without the prefix (`vit.`, `deit.`) that the backbone has inside of a model with a head."""
-DINO: Table = (
-    *_EMBEDDINGS,
-    *_older_block(_BLOCKS, 'encoder.layer.{i}', norm1='norm1', norm2='norm2', up='mlp.fc1', down='mlp.fc2'), *_HEADS,
-    Entry(f'{_BLOCKS}/scale1', 'encoder.layer.{i}.layer_scale1.lambda1', SAME),
-    Entry(f'{_BLOCKS}/scale2', 'encoder.layer.{i}.layer_scale2.lambda1', SAME),
-)
-DINO_SWIGLU: Table = (
-    *(e for e in DINO if '/mlp/' not in e.ours),
-    *layer(f'{_BLOCKS}/mlp/gate', 'encoder.layer.{i}.mlp.weights_in', part=(0, 2)),
-    *layer(f'{_BLOCKS}/mlp/up', 'encoder.layer.{i}.mlp.weights_in', part=(1, 2)),
-    *layer(f'{_BLOCKS}/mlp/down', 'encoder.layer.{i}.mlp.weights_out'))
+DINO: Table = (*_COMMON, *table("""
+    backbone/blocks/{norm1,norm2} | encoder.layer.{i}.{norm1,norm2} | norm
+    backbone/blocks/mlp/{up,down} | encoder.layer.{i}.mlp.{fc1,fc2} | dense
+    backbone/blocks/{scale1,scale2} | encoder.layer.{i}.{layer_scale1,layer_scale2}.lambda1 | same
+"""))
+DINO_SWIGLU: Table = (*without(DINO, 'backbone/blocks/mlp/.*'), *table("""
+    backbone/blocks/mlp/{gate,up,down} | encoder.layer.{i}.mlp.{weights_in[0/2],weights_in[1/2],weights_out} | dense
+"""))
 
 
 # Reading

@@ -5,31 +5,27 @@ from vit_jax.config.schema import PositionResize
 from vit_jax.weights.families import flax
 from vit_jax.weights.families.record import Changed, Family, Files, Published, Tensors
 from vit_jax.weights.preprocess import NORMS, TF
-from vit_jax.weights.tables import SAME, VECTOR, Entry, Table, flax_norm
-from vit_jax.weights.tables import flax as layer
+from vit_jax.weights.tables import table
 
 _BLOCK = r'^(Transformer/encoderblock_\d+)/'
 
 
-def _unit(ours: str, theirs: str) -> list[Entry]:
-  """Returns the entries of a bottleneck unit of the stem."""
-  found = [Entry(f'{ours}/{a}/kernel', f'{theirs}/{b}/kernel', SAME)
-           for a, b in (('conv1', 'conv1'), ('conv2', 'conv2'), ('conv3', 'conv3'), ('proj', 'conv_proj'))]
-  for a, b in (('norm1', 'gn1'), ('norm2', 'gn2'), ('norm3', 'gn3'), ('proj_norm', 'gn_proj')):
-    found += flax_norm(f'{ours}/{a}', f'{theirs}/{b}', VECTOR)
-  return found
-
-
-TABLE: Table = (
-    *layer('backbone/stem', 'embedding'), Entry('backbone/stem/root/kernel', 'conv_root/kernel', SAME),
-    *flax_norm('backbone/stem/root_norm', 'gn_root', VECTOR),
-    *_unit('backbone/stem/stage{s}/unit{u}', 'block{s}/unit{u}'),
-    Entry('backbone/cls', 'cls', SAME),
-    Entry('backbone/positions', 'Transformer/posembed_input/pos_embedding', SAME),
-    *flax.block('backbone/blocks', 'Transformer/encoderblock_{i}', norm1='LayerNorm_0',
-                attention='MultiHeadDotProductAttention_1', norm2='LayerNorm_2', mlp='MlpBlock_3'),
-    *flax_norm('backbone/norm', 'Transformer/encoder_norm'), *flax.HEAD,
-)
+TABLE = table("""
+    backbone/stem | embedding | flax
+    backbone/stem/root/kernel | conv_root/kernel | same
+    backbone/stem/root_norm | gn_root | flax group norm
+    backbone/stem/stage{s}/unit{u}/{conv1,conv2,conv3,proj}/kernel |
+        block{s}/unit{u}/{conv1,conv2,conv3,conv_proj}/kernel | same
+    backbone/stem/stage{s}/unit{u}/{norm1,norm2,norm3,proj_norm} |
+        block{s}/unit{u}/{gn1,gn2,gn3,gn_proj} | flax group norm
+    backbone/{cls,positions} | {cls,Transformer/posembed_input/pos_embedding} | same
+    backbone/blocks/{norm1,norm2} | Transformer/encoderblock_{i}/{LayerNorm_0,LayerNorm_2} | flax norm
+    backbone/blocks/attn/{query,key,value,out} |
+        Transformer/encoderblock_{i}/MultiHeadDotProductAttention_1/{query,key,value,out} | flax
+    backbone/blocks/mlp/{up,down} | Transformer/encoderblock_{i}/MlpBlock_3/{Dense_0,Dense_1} | flax
+    backbone/norm | Transformer/encoder_norm | flax norm
+    {head,head/pre_logits} | {head,pre_logits} | flax
+""")
 """As in the files: numbered over all parts of a block. Linen's numbering is converted to this when a file is read."""
 
 
