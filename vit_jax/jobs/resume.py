@@ -84,10 +84,7 @@ def warn_of_files(meta: Mapping[str, Any], sources: Mapping[str, Source]) -> Non
 
 
 def check_data(saved: Mapping[str, Any], current: Mapping[str, Any], workdir: storage.Path) -> None:
-  """Raises UserError if a run would continue with other data, or in another order, than before.
-
-  `saved` and `current` are the descriptions of the data in the checkpoint and now, `loader.info` as a dict.
-  """
+  """Raises UserError if the data or their order differ between the checkpoint (`saved`) and this command."""
   changed = [f'  {name}: {saved.get(name)} -> {value}' for name, value in current.items() if saved.get(name) != value]
   if changed:
     raise UserError(f'--workdir={workdir}: expected a run on the same data in the same order, got changes:\n'
@@ -113,7 +110,8 @@ def check_weights(workdir: storage.Path, config: schema.Config) -> None:
   if not config.init_from or not saved:
     return
   old, new = saved.init_from, redacted(config.init_from)
-  if old and _real_path(old) == _real_path(new):  # the same file may have several paths
+  real_paths = {path if '://' in path else os.path.realpath(os.path.expanduser(path)) for path in (old, new)}
+  if old and len(real_paths) == 1:  # the same file may have several paths
     return
   began = f'one that began from {old}' if old else 'one that began from none'
   advice = f'Use {old}, or' if old else 'Leave them out, or use'
@@ -121,15 +119,8 @@ def check_weights(workdir: storage.Path, config: schema.Config) -> None:
                   'another --workdir.')
 
 
-def _real_path(address: str) -> str:
-  return address if '://' in address else os.path.realpath(os.path.expanduser(address))
-
-
 def find_lost(workdir: storage.Path, start: int) -> clock.Lost:
-  """Returns the work that the previous start did after the checkpoint at step `start`; process 0 logs the work.
-
-  In other processes, and in a new run, the result is no work.
-  """
+  """Returns and logs the work that the previous start did after step `start`; processes other than 0 return no work."""
   if not start or jax.process_index():
     return clock.Lost(0, 0.)
   try:
@@ -154,8 +145,7 @@ def record(workdir: storage.Path) -> reader.Run:
 def find_finished(workdir: storage.Path, until: str, step: int, digest: str) -> dict[str, Any] | None:
   """Returns the results of a run that has ended, or paused at `until`; None if the run is not finished.
 
-  Results of another step, or of other parameters than those with this digest, do not count. Process 0 reads the results
-  and decides for all processes; the others may get {}.
+  Only results with this step and this digest of the parameters count. Process 0 decides; other processes may get {}.
   """
   try:
     final = documents.load(workdir / (run_directory.paused_file(until) if until else 'final.json'))
