@@ -379,8 +379,8 @@ def _key_figures(record: _Record) -> dict[str, tuple[str, str]]:
 def _newest_metrics(record: _Record) -> Json:
   """Returns the metrics of the run's weights; before they are known, the last value of each metric of the run."""
   is_older = record.checkpoint is not None and not record.checkpoint.is_newest
-  metrics = record.checkpoint_metrics if is_older else _mapping(record.final.get('metrics'))
-  last_values = {name: value for row in record.history.rows for name, value in row.items()}
+  metrics: Json = {**record.checkpoint_metrics} if is_older else _mapping(record.final.get('metrics'))
+  last_values: Json = {name: value for row in record.history.rows for name, value in row.items()}
   return metrics or last_values or _mapping(record.evaluation.get('metrics'))
 
 
