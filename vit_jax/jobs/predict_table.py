@@ -59,8 +59,7 @@ def write(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str], t
     paths, to: the image files, and the table, whose suffix is one of `SUFFIXES`.
     top: number of classes per file.
 
-  Raises:
-    UserError: a file with other content is at `to`.
+  Raises UserError if a file with other content is at `to`.
   """
   source = image_list.ImageList(paths)
   view = inference.view(model.weights)

@@ -61,8 +61,7 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     config, weights, reading: see `teacher_labels.run`.
     build: builds a TFDS dataset that is missing, `build(name, data_dir=…)`.
 
-  Raises:
-    UserError: flags cannot be combined, or the data or `to` cannot be used.
+  Raises UserError if flags cannot be combined, or the data or `to` cannot be used.
   """
   shard_flags = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
                  'splits': splits, 'data_dir': data_dir, 'archive': archive, 'processes': processes,

@@ -38,8 +38,7 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, objective: str
     warm_heads: the duration for which the backbone is frozen, such as '10 %'; '' = the config's.
     changes: overrides of the config, each `NAME=VALUE`.
 
-  Raises:
-    UserError: the weights, the images or an override cannot be used.
+  Raises UserError if the weights, the images or an override cannot be used.
   """
   # `train.run` derives the same directory from the name of the config, which does not exist before `make`.
   run_folder = workdir or train.default_workdir(finetune.run_name('pretrain', weights, data))

@@ -37,9 +37,8 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
     private: whether a new repository is private.
     message: the message of the commit.
 
-  Raises:
-    UserError: `to` is not a repository, the license must be stated, the format cannot hold the weights, or the hub
-      rejects the upload.
+  Raises UserError if `to` is not a repository, the license must be stated, the format cannot hold the weights, or the
+  hub rejects the upload.
   """
   repository = _parse_repository(to)
   startup.start()
@@ -90,8 +89,7 @@ def find_license(source: str) -> str:
   Teachers count as well, also teachers that only labeled images: the weights of a teacher are not published, but their
   license may restrict what is made with them.
 
-  Raises:
-    UserError: a license is not open or not known, or the licenses of several weights differ.
+  Raises UserError if a license is not open or not known, or the licenses of several weights differ.
   """
   license_by_weights = {original: _find_stated_license(original) for original in _find_originals(source)}
   for original, license in license_by_weights.items():

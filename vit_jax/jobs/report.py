@@ -58,9 +58,8 @@ def run(workdirs: Sequence[storage.Path], to: str, *, overwrite: bool = False) -
     to: path of the page; '' = `report.html` in the run directory.
     overwrite: replace the file at `to`.
 
-  Raises:
-    UserError: a directory is not a run; the config of a run is not that of its checkpoints; another program wrote the
-      existing page; or a file is damaged, in which case the page is first written without that file.
+  Raises UserError if a directory is not a run; the config of a run is not that of its checkpoints; another program
+  wrote the existing page; or a file is damaged, in which case the page is first written without that file.
   """
   if absent := [str(workdir) for workdir in workdirs if not workdir.is_dir()]:
     raise UserError(f'--workdir: expected directories of runs, got {",".join(absent)}, which does not exist. Pass the '
@@ -163,8 +162,7 @@ def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: s
     out: path of the page; None = `report.html` in `evaluated`, or else in the (first) run directory.
     evaluated: directory with the evaluation of a single run; None = the run directory.
 
-  Raises:
-    ValueError: a run directory does not exist, or none was passed.
+  Raises ValueError if a run directory does not exist, or none was passed.
   """
   if isinstance(workdirs, str | os.PathLike):
     workdirs = [workdirs]
@@ -178,8 +176,7 @@ def to_html(workdirs: Sequence[storage.PathLike], *, evaluated: storage.PathLike
             **more: object) -> str:
   """Returns the page as HTML, with `more` variables for the template. The other arguments are those of `write_report`.
 
-  Raises:
-    ValueError: a run directory does not exist, or none was passed.
+  Raises ValueError if a run directory does not exist, or none was passed.
   """
   paths = [os.fspath(workdir) for workdir in workdirs]
   absent = [path for path in paths if not storage.open_path(path).is_dir()]

@@ -62,9 +62,8 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
     files: at most one folder of images, with a subfolder for each class.
     host, port: the address on which the server listens.
 
-  Raises:
-    UserError: neither or both of weights and a run are given, one of them cannot be read, the port is in use, or a
-      package is missing.
+  Raises UserError if neither or both of weights and a run are given, one of them cannot be read, the port is in use, or
+  a package is missing.
   """
   if bool(weights) == (workdir is not None):
     raise UserError(f'--weights: expected either --weights or --workdir, got {"both" if weights else "none"}. Set one '
@@ -256,8 +255,7 @@ class Folder:
   Args:
     root: the folder; links that lead out of the folder are skipped.
 
-  Raises:
-    UserError: `root` is not a folder, or has no images.
+  Raises UserError if `root` is not a folder, or has no images.
   """
 
   def __init__(self, root: str) -> None:

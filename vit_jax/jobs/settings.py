@@ -46,8 +46,7 @@ def run(files: Sequence[str], *, config: schema.Config | schema.Study | None, so
     json: whether to print one JSON object, with the settings by name, instead of text.
     changed: whether to print only settings that the config or the command line sets.
 
-  Raises:
-    UserError: there is no config, or no such setting.
+  Raises UserError if there is no config, or no such setting.
   """
   words = list(files)
   if config is None and not words:
@@ -71,8 +70,7 @@ def run(files: Sequence[str], *, config: schema.Config | schema.Study | None, so
 def of(spec: str, changes: Sequence[str]) -> list[Setting]:
   """Returns the settings of a config with overrides; of a study, those of its first run.
 
-  Raises:
-    UserError: there is no such config, or an override cannot be applied.
+  Raises UserError if there is no such config, or an override cannot be applied.
   """
   config = files.read(spec, models=sizes.model)
   if isinstance(config, schema.Study):
@@ -98,8 +96,7 @@ def of(spec: str, changes: Sequence[str]) -> list[Setting]:
 def select(settings: Sequence[Setting], words: Sequence[str]) -> list[Setting]:
   """Returns the settings whose dotted name contains one of the words, such as `optimizer`; all settings without words.
 
-  Raises:
-    UserError: no setting has one of the words; the message suggests the nearest word.
+  Raises UserError if no setting has one of the words; the message suggests the nearest word.
   """
   def has(setting: Setting, word: str) -> bool:
     return f'.{word}.' in f'.{setting.described.name}.'

@@ -53,8 +53,8 @@ def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = 
   Returns:
     The index of this process; 0 if there is only one process.
 
-  Raises:
-    UserError: the processor cannot run a portable program, or variables of the environment contradict each other.
+  Raises UserError if the processor cannot run a portable program, or variables of the environment contradict each
+  other.
   """
   open_files.raise_limit()
   failures.configure(train.retry_s if train else None)

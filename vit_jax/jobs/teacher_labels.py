@@ -60,8 +60,7 @@ def run(config: schema.Config, teacher_weights: str, to: pathlib.Path, reading: 
     teacher_weights, reading: weights of the teacher, see `weights.loading.load`.
     to: the directory to write.
 
-  Raises:
-    UserError: the objective is not token labeling, or the teacher has other classes or no classes per token.
+  Raises UserError if the objective is not token labeling, or the teacher has other classes or no classes per token.
   """
   check.check(config)
   objective = config.objective
@@ -99,8 +98,7 @@ def ensure(config: schema.Config) -> str:
   Returns:
     The name of the signal that stopped the labeling, or ''. With several processes, a signal ends the program at once.
 
-  Raises:
-    UserError: the teacher cannot be read or has other classes, or the directory has other content.
+  Raises UserError if the teacher cannot be read or has other classes, or the directory has other content.
   """
   settings = config.data.pseudo
   folder = pathlib.Path(user_files.resolve(settings.labels, 'data.pseudo.labels'))

@@ -32,8 +32,7 @@ def find(config: schema.Config, weights: Weights | None, name: str, settings: sc
     name, settings: the name and the settings of the evaluation.
     mesh: the devices for the parameters of the tower.
 
-  Raises:
-    UserError: no weights are set, they have no text tower, or the network has features of another width.
+  Raises UserError if no weights are set, they have no text tower, or the network has features of another width.
   """
   console.begin_stage('loading the text tower')
   if weights is None and not settings.weights and config.objective.takes_texts:
