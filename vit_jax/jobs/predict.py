@@ -67,14 +67,13 @@ class Unreadable(NamedTuple):
 def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: str, tokenizer: str, top: int, json: bool,
         overlay: bool, to: pathlib.Path | None, reading: Reading, classes: str, follow_links: bool = False,
         overwrite: bool = False) -> int:
-  """Classifies images, prints their classes or writes them as a table, and returns the exit status.
+  """Classifies image files, and all images in folders, prints the classes or writes a table; returns the exit status.
 
   The status is 0 if all files could be read, and 75 if all unreadable files may be readable later, such as after a
   network error; else 2. For a table, see `predict_table.write`.
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
-    files: paths of image files, and of folders whose images are all classified.
     names: classes in words, or the list or file that has them, see `prompts.given_names`; empty = those of the head.
     prompts, tokenizer: how the names become texts, see `Model.zero_shot`.
     top: number of classes per image.

@@ -231,7 +231,7 @@ def _write_here(source_by_split: Mapping[str, Source], folder: pathlib.Path, set
   """Writes the splits in processes of this machine, and shows a progress bar."""
   total = sum(len(source) for source in source_by_split.values()) // engine.share.num_hosts
   num_done = num_at_first_call = 0
-  first_call_s: float | None = None  # the time of the first call of `count`
+  first_call_s: float | None = None
   with progress.Progress(total, start=0, shown=True, unit='images') as bar:
     def count(num_images: int) -> None:
       nonlocal num_done, num_at_first_call, first_call_s

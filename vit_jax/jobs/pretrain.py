@@ -86,10 +86,9 @@ def make(network: Weights, images: finetune.Splits, objective: str, warm_heads: 
   """
   model = network.model
   if not isinstance(model, schema.ViT):
-    raise UserError(f'--weights: expected those of a ViT, got {network.source}, of kind {type(model).__name__}. Choose '
-                    'other weights.')
+    raise UserError(f'--weights: expected weights of a ViT, got {network.source}, of kind {type(model).__name__}. '
+                    'Choose other weights.')
   config = load_config(objective, warm_heads, len(images.train))
-  num_devices = jax.device_count()
   side_px = max(min(*network.preprocess.image_px, *config.image_px) // model.patch, 1) * model.patch
   evals = dict(config.evals)
   try:
@@ -99,8 +98,8 @@ def make(network: Weights, images: finetune.Splits, objective: str, warm_heads: 
     del evals['knn']
   return dataclasses.replace(
       config, name=finetune.run_name('pretrain', network.source, images.data.source), init_from=network.source,
-      batch_size=math.ceil(config.batch_size / num_devices) * num_devices, model=model, image_px=(side_px, side_px),
-      evals=evals, data=dataclasses.replace(images.data, recipe=config.data.recipe))
+      batch_size=math.ceil(config.batch_size / jax.device_count()) * jax.device_count(), model=model,
+      image_px=(side_px, side_px), evals=evals, data=dataclasses.replace(images.data, recipe=config.data.recipe))
 
 
 def with_small_crops(config: schema.Config, overridden: Collection[str]) -> schema.Config:

@@ -40,11 +40,17 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
   Raises UserError if `to` is not a repository, the license must be stated, the format cannot hold the weights, or the
   hub rejects the upload.
   """
-  repository = _parse_repository(to)
+  scheme, _, name = to.partition('://')
+  if scheme != 'hf':
+    raise UserError(f'--to: expected hf://OWNER/NAME, got {to}. Files and folders are written by vit-jax convert.')
+  repository, file = hub.parse(name)
+  if file or repository.revision != 'main':
+    raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}. '
+                    'Leave out what follows the name.')
   startup.start()
   loaded = inference.load(weights, reading, classes=classes)
   print(loading.text(loaded))
-  published_license = license or find_license(weights)  # after `inference.load`, which reports a misspelled name
+  published_license = license or find_license(weights)  # after `inference.load`, which reports misspelled names
   is_readme_kept = _has_edited_readme(repository)
   with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as temporary:
     # The folder is not named after the repository: with a suffix in the name, `save` would write a single file.
@@ -54,24 +60,12 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
       content = card.text(loaded, str(repository), written_as=family, is_folder=True, license=published_license,
                           is_stated=bool(license), how=_METHOD)
       card.place(content, folder, folder)
-    for name in unsaved_names:
-      print(f'This format cannot store: {name}')
+    for unsaved_name in unsaved_names:
+      print(f'This format cannot store: {unsaved_name}')
     address = hub.upload(repository, folder, private=private, message=message)
   print(f'Published: {address}' + (' (its README.md, which a person wrote, is unchanged)' if is_readme_kept else ''),
         flush=True)
   return 0
-
-
-def _parse_repository(to: str) -> hub.Repository:
-  """Returns the repository that `--to` names. Raises UserError if it names something else."""
-  scheme, _, name = to.partition('://')
-  if scheme != 'hf':
-    raise UserError(f'--to: expected hf://OWNER/NAME, got {to}. Files and folders are written by vit-jax convert.')
-  repository, file = hub.parse(name)
-  if file or repository.revision != 'main':
-    raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}. '
-                    'Leave out what follows the name.')
-  return repository
 
 
 def _has_edited_readme(repository: hub.Repository) -> bool:

@@ -174,10 +174,7 @@ def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: s
 
 def to_html(workdirs: Sequence[storage.PathLike], *, evaluated: storage.PathLike | None = None,
             **more: object) -> str:
-  """Returns the page as HTML, with `more` variables for the template. The other arguments are those of `write_report`.
-
-  Raises ValueError if a run directory does not exist, or none was passed.
-  """
+  """Returns the page as HTML, with `more` variables for the template; for the rest, see `write_report`."""
   paths = [os.fspath(workdir) for workdir in workdirs]
   absent = [path for path in paths if not storage.open_path(path).is_dir()]
   if absent or not paths:
@@ -397,15 +394,11 @@ def _describe_alarms(record: _Record) -> list[str]:
 
 def _metric_tables(record: _Record) -> list[tuple[str, list[tuple[str, str]]]]:
   """Returns title and rows of each table of metrics: at an older checkpoint of the run, at the end, and evaluated."""
-  class_names = record.predictions.get('class_names')
-  if class_names is not None:
-    num_classes: float = np.size(class_names)
-  else:
-    num_classes = _number(_mapping(record.config.get('data')).get('num_classes')) or np.inf
-
+  num_classes = _number(_mapping(record.config.get('data')).get('num_classes')) or np.inf
+  if 'class_names' in record.predictions:
+    num_classes = np.size(record.predictions['class_names'])
   def telling(metrics: object) -> Json:
     return {name: value for name, value in _mapping(metrics).items() if results.is_telling(name, num_classes)}
-
   of_checkpoint = telling(record.checkpoint_metrics)
   final, evaluated = (telling(file.get('metrics')) for file in (record.final, record.evaluation))
   tables = []

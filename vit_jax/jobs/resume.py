@@ -2,8 +2,7 @@
 
 `train` calls these functions in this order. Before the data are opened: `find_machine`, `check_weights`, `pin_sources`,
 `keep_orientation`, `check_same`, `find_classes`. With the restored checkpoint: `check_data`, `check_settings` and the
-warnings. Before the loop: `find_finished`, `write_config`, `find_lost`. An argument `meta` is the description that is
-saved with each checkpoint (`checkpoint_files.read_meta`).
+warnings. Before the loop: `find_finished`, `write_config`, `find_lost`. `meta` comes from `checkpoint_files.read_meta`.
 """
 from __future__ import annotations
 
@@ -34,10 +33,7 @@ _UNIMPORTANT_SETTINGS = ('mesh.chosen', 'trackers.')
 
 
 def check_settings(meta: Mapping[str, Any], config: schema.Config, workdir: storage.Path, *, is_done: bool) -> None:
-  """Raises UserError if the config differs from the settings in the checkpoint's description `meta`.
-
-  Until the run `is_done`, the settings of the preprocessing may differ.
-  """
+  """Raises UserError if settings differ from a checkpoint's; those of preprocessing may, unless the run `is_done`."""
   changed = {name: values for name, values in provenance.differences(meta, config).items()
              if is_done or not provenance.is_preprocessing(name)}
   if changed:
@@ -165,7 +161,6 @@ def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
   saved = build.saved_config(workdir)
   saved_sources = [saved.data.source, saved.data.pseudo.source] if saved else []
   saved_sources += [evaluation.source for evaluation in saved.evals.values()] if saved else []
-
   def pin(source: str) -> str:
     return opening.pin(source, saved_sources)
   pinned: schema.Config = schema.replaced(config, {

@@ -108,17 +108,13 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
 class Pages:
   """The pages of the server: the report of a run, a page for uploaded images, and the mistakes in a folder.
 
-  Args:
-    workdir: the run directory, for the page of the report; None = there is no such page.
-    folder: the folder of images, for the page of mistakes; None = there is no such page.
-    title: the title of the page for images.
+  Without `workdir`, there is no report, and without `folder`, no page of mistakes. `title` is for the page for images.
   """
 
   def __init__(self, workdir: storage.Path | None, folder: Folder | None, *, title: str) -> None:
     self._workdir, self._folder = workdir, folder
     self._report_lock = threading.Lock()  # one thread makes the report; others wait for the same report
-    self._report = b''
-    self._report_signature = ''  # the result of `_signature` when the report was made
+    self._report, self._report_signature = b'', ''  # the page, and `_signature()` at the time when it was made
     self._pages: dict[str, Callable[[], Answer]] = {}  # by address, in the order of the menu
     if workdir is not None:
       self._pages['/report'] = self._show_report
@@ -133,7 +129,6 @@ class Pages:
     """Returns the functions that make the answers, by address. The address `/` has the first page of the menu."""
     def script(name: str) -> Answer:
       return Answer(html_pages.read(name).encode(), 'text/javascript; charset=utf-8')
-
     first_page, *_ = self._pages.values()
     return {**self._pages, '/': first_page, '/state': self._state, '/live.js': functools.partial(script, 'live.js'),
             '/sort.js': functools.partial(script, 'sort.js')}

@@ -108,8 +108,11 @@ class Site:
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
     request = requests.Request(scope, receive)
+    self._num_answers += 1  # needs no lock: only the thread of the event loop changes the number
     try:
-      answer, status = await self._answer(request), 200
+      if self._num_answers > MAX_ANSWERS:
+        raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f'{MAX_ANSWERS} requests are answered already. Try again.')
+      answer, status = await self._page_or_action(request), 200
     except requests.ClientDisconnect:
       return
     except Refused as error:
@@ -118,17 +121,10 @@ class Site:
       log.exception('%s %s failed', request.method, request.url.path)
       answer, status = _to_json({'error': f'This is an error of the program: {type(error).__name__}: {error}. '
                                           'Its console shows more.'}), 500
-    headers = {**SECURITY, 'Content-Type': answer.kind}
-    await responses.Response(answer.body, status, headers)(scope, receive, send)
-
-  async def _answer(self, request: requests.Request) -> Answer:
-    if self._num_answers >= MAX_ANSWERS:
-      raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f'{MAX_ANSWERS} requests are answered already. Try again.')
-    self._num_answers += 1  # needs no lock: only the thread of the event loop changes it
-    try:
-      return await self._page_or_action(request)
     finally:
       self._num_answers -= 1
+    headers = {**SECURITY, 'Content-Type': answer.kind}
+    await responses.Response(answer.body, status, headers)(scope, receive, send)
 
   async def _page_or_action(self, request: requests.Request) -> Answer:
     """Runs the page or the action at the address of a request. Raises Refused for all other requests."""

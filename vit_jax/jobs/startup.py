@@ -44,14 +44,13 @@ class Note(NamedTuple):
 
 
 def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = None) -> int:
-  """Sets up jax and logging, and connects this process to the other processes of the run. Initializes no device.
+  """Sets up jax and logging, connects this process to the others of the run, and returns the index of this process.
+
+  The index is 0 if there is only one process. No device is initialized.
 
   Args:
     train: settings of a run, whose bits must not depend on the cores of this machine; None = a job without training.
     before: the machine that saved the checkpoint to resume (`machine.describe`); None or {} = a new run.
-
-  Returns:
-    The index of this process; 0 if there is only one process.
 
   Raises UserError if the processor cannot run a portable program, or variables of the environment contradict each
   other.

@@ -1,7 +1,6 @@
 """The texts about a run that `train` logs or prints. The functions compute nothing on devices.
 
-`train` calls `start` and `parameters` at the start, `evaluated` after each evaluation, and `best`, `spent` and
-`last_line` at the end.
+`train` calls `start` and `parameters` first, `evaluated` after each evaluation, `best`, `spent`, `last_line` last.
 """
 from __future__ import annotations
 
@@ -121,8 +120,7 @@ def parameters(parts: build.Parts) -> str:
 
 def evaluated(name: str, step: int, total: int, by_view: Mapping[str, Result]) -> str:
   """Returns a line about an evaluation: the main or first metric of each view, and the number of images."""
-  texts = []
-  num_examples = next(iter(by_view.values())).num_examples  # all views measure the same images
+  texts, num_examples = [], next(iter(by_view.values())).num_examples  # all views measure the same images
   for view, result in by_view.items():
     if result.headline:
       texts.append(f'{results.metric_name(name, result.headline, view)} {result.score:.2%}')

@@ -155,12 +155,10 @@ class _Labeler:
   """Reads, resizes and classifies ranges of examples; `answers.write` calls the object for each part.
 
   Args:
-    teacher: the classifier.
-    source: the source of the examples.
+    teacher, source: the classifier, and the source of the examples.
     info: the kind of scores (logits of tokens or probabilities of images), `top` (k below), `grid` (h and w below).
     recipe: how images are resized and normalized.
-    batch_size: the number of images over all devices of the mesh.
-    mesh: the devices, which all belong to this process.
+    mesh, batch_size: the devices, which all belong to this process, and the number of images over all devices.
     threads: the number of threads that read images; 0 = one per core.
     on_done: called with the number of finished examples of the source.
   """

@@ -92,7 +92,7 @@ def default_workdir(name: str) -> storage.Path:
 
 
 def _open_data(config: schema.Config, overridden: Collection[str], order: Sequence[str]) -> build.Data:
-  """Opens the data of a run with the class names in `order`, () = any order; errors also say how to set the source."""
+  """Opens the data of a run, with classes in `order`, () = any order; errors also say how to set another source."""
   try:
     return build.open_data(config, order=order)
   except UserError as error:
@@ -121,14 +121,11 @@ class _Session(NamedTuple):
 
 
 class Run:
-  """A run in one of its processes. The constructor opens the data and builds all objects; then `run` is called once.
-
-  `began_s` is the time of the start by `time.monotonic`; the other arguments are those of `train.run`.
-  """
+  """A run in one of its processes. The constructor opens data and builds all objects; then `run` is called once."""
 
   def __init__(self, config: schema.Config, workdir: storage.Path, began_s: float, weights: Weights | None = None,
                overridden: Collection[str] = ()) -> None:
-    self.workdir, self._began_s, self._weights = workdir, began_s, weights
+    self.workdir, self._began_s, self._weights = workdir, began_s, weights  # `began_s` is by `time.monotonic`
     self._restored_digest, self._restore_s = '', 0.  # digest and loading time of the checkpoint, if the run resumes
     self.data = _open_data(config, overridden, resume.find_classes(workdir))
     self._sources: dict[str, Source] = {'train': self.data.train, 'eval': self.data.eval}
@@ -245,8 +242,7 @@ class Run:
 
   def _open_session(self, start: int, last: int, early_stop: hooks.EarlyStop, latest: hooks.Latest) -> _Session:
     """Opens the session from step `start` to `last`, records the start, and charges the clock with the time so far."""
-    total = self.parts.lengths.total_steps
-    lost = resume.find_lost(self.workdir, start)
+    total, lost = self.parts.lengths.total_steps, resume.find_lost(self.workdir, start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total,
                     trackers=trackers.opener(self.config, self.workdir, start or None))
@@ -324,8 +320,7 @@ class Run:
 
     The first step of the run may have to compile the program again. All processes compile, and process 0 writes.
     """
-    path = self.workdir / 'hlo' / 'train_step.txt'
-    program = self.parts.program
+    path, program = self.workdir / 'hlo' / 'train_step.txt', self.parts.program
     compiled = program.step_fn.lower(program.abstract_state, build.abstract_batch(self.config)).compile()
     try:
       text = compiled.as_text() or ''
@@ -448,8 +443,8 @@ class Run:
     source_by_name = {f'{data.source} {data.eval_split}': self.data.eval}
     if not data.pseudo.source:
       source_by_name[f'{data.source} {data.train_split}'] = self.data.train
-    fingerprints = {name: resources.fingerprint(source) for name, source in source_by_name.items()}
-    return self._resources.fingerprints() | fingerprints
+    return self._resources.fingerprints() | {
+        name: resources.fingerprint(source) for name, source in source_by_name.items()}
 
 
 def _raise_alarms(name: str, by_view: Mapping[str, Result], step: int, writer: Writer) -> None:

@@ -92,9 +92,7 @@ def continuing(workdir: pathlib.Path, search: schema.Search, rung_index: int, ta
     rung_index: the index of the rung, from 0.
     tasks: the tasks of all runs at this rung; each run has results for this rung or has failed.
 
-  Raises:
-    TemporaryError: a run failed for a reason that may pass.
-    UserError: no run has results.
+  Raises TemporaryError if a run failed for a reason that may pass, and UserError if no run has results.
   """
   rung, next_rung = rungs(search.method)[rung_index:rung_index + 2]
   path = workdir / FOLDER / f'{search.method.points}_points_{rung.label.replace(" ", "")}.json'

@@ -1,9 +1,9 @@
 """`--job=study`: several named runs of the train job, in order or in parallel, and one table of their results.
 
-`commands.Command.run` calls `run`, which checks the study; a `Coordinator` starts the runs. Each run is a separate
-process in WORKDIR/runs/NAME (`runs.py`), so that a crash affects no other run. If the study is started again, finished
-runs are not repeated, interrupted runs are resumed, and failed runs are tried again. Several hosts that share WORKDIR
-share the runs: by locks if they start the same command, or by the index of a host (`--share`).
+`run` checks the study, and a `Coordinator` starts the runs. Each run is a separate process in WORKDIR/runs/NAME
+(`runs.py`), so that a crash affects no other run. If the study is started again, finished runs are not repeated,
+interrupted runs are resumed, and failed runs are tried again. Several hosts that share WORKDIR also share the runs: by
+locks if they start the same command, or by the index of each host (`--share`).
 """
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def check_places(configs: Configs) -> None:
     if data_by_name[name] not in problems_by_data:
       problems_by_data[data_by_name[name]] = check_job.problems(config, None, check_job.Location())
   if all(problems_by_data.values()):
-    _raise_problems({name: problems_by_data[data] for name, data in data_by_name.items()},
-                    'a study whose data are on this machine')
+    problems_by_run = {name: problems_by_data[data] for name, data in data_by_name.items()}
+    _raise_problems(problems_by_run, 'a study whose data are on this machine')
 
 
 def _raise_problems(problems_by_run: Mapping[str, Sequence[str]], expected: str) -> None:

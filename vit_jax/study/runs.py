@@ -1,7 +1,6 @@
 """The runs of a study on disk (`Task`) and as processes (`begin`): each run is the train job in WORKDIR/runs/NAME.
 
-The coordinator (`job.py`) makes the tasks and begins them. The files in WORKDIR/runs/NAME show the state of a run, so
-that several hosts that share WORKDIR can work on a study:
+The files in that directory show the state of a run, so that several hosts that share WORKDIR can work on a study:
 
   checkpoints/5         the run has started             .claim        is locked by the study process of the run
   paused_25%.json       the run has paused after 25 %   .failed       the exit status of the last try, if it failed
@@ -34,10 +33,7 @@ _RESTORE = 'Restore it, or remove that folder to run it again.'  # advice for a 
 
 
 class Task(NamedTuple):
-  """A run up to the end, or up to a part such as '25 %' after which the run pauses (`until`; '' = the end).
-
-  A task holds no state: its properties read the files in `folder`.
-  """
+  """A run up to `until`, a part such as '25 %' after which the run pauses, '' = the end. Properties read `folder`."""
   name: str
   config: schema.Config
   folder: pathlib.Path
@@ -114,7 +110,6 @@ class Task(NamedTuple):
     """
     path = self._results_file
     results = documents.read(path, advice=_RESTORE)
-    # The file of a pause also has the headline; for a finished run, the headline is in `evaluate.json`.
     evaluation = documents.read(self.folder / 'evaluate.json', advice=_RESTORE) if path.name == FINAL else results
     fields = results.part('metrics')
     metrics = {name: fields.field(name, default=math.nan).number() for name in fields.object()}  # null = not finite

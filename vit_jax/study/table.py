@@ -1,7 +1,6 @@
 """Writes the results of a study as `table.csv`, `table.html` and `figure.png`; also runs the job `report`.
 
-The coordinator of a study calls `write` at the end, and `commands.Command.run` calls `run`. A row of the table is a
-dict from the name of a column to a value.
+The coordinator of a study calls `write` at the end. A row of the table is a dict from a column's name to a value.
 """
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from vit_jax.record import run_directory, storage
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
-_PANEL_INCHES = (6., 3.4)  # width and height of a panel with the legend
+_PANEL_WIDTH, _PANEL_HEIGHT = 6., 3.4  # inches, with the legend
 _DPI = 150
 _MAX_SERIES = 10  # in a legend
 
@@ -108,14 +107,12 @@ def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
                 curves: Sequence[schema.Row] = ()) -> bytes:
   """Returns a PNG file with a panel for each figure, side by side.
 
-  Rows are points; rows without x, or without a finite y, are omitted. If x is text, the x axis shows the texts in the
-  order of the rows. A line connects the points of each series; if there are `curves`, it connects the rows of the
-  series in `curves` instead.
+  Rows are points; rows without x, or without a finite y, are omitted. Texts on the x axis keep the order of the rows. A
+  line connects the points of each series, or, if there are `curves`, the rows of the series in `curves` instead.
   """
   plotting.load()
   from matplotlib.figure import Figure
-  width_inches, height_inches = _PANEL_INCHES
-  figure = Figure(figsize=(width_inches * len(figures), height_inches), layout='constrained')
+  figure = Figure(figsize=(_PANEL_WIDTH * len(figures), _PANEL_HEIGHT), layout='constrained')
   for ax, settings in zip(figure.subplots(1, len(figures), squeeze=False)[0], figures, strict=True):
     _draw_panel(ax, rows, curves, settings)
   png = io.BytesIO()
@@ -128,11 +125,10 @@ def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Ro
   def is_drawable(row: schema.Row) -> bool:
     y = row.get(panel.y)
     return isinstance(y, int | float) and math.isfinite(y) and row.get(panel.x) is not None
-  linestyle = 'none' if curves else '-'  # of the line through the points
+  has_curves = bool(curves)
   rows, curves = list(filter(is_drawable, rows)), list(filter(is_drawable, curves))
   is_x_text = any(isinstance(row[panel.x], str) for row in rows)
-  if is_x_text:
-    linestyle = 'none'
+  linestyle = 'none' if is_x_text or has_curves else '-'  # of the line through the points
   series = list(dict.fromkeys(row.get(panel.series) for row in (*rows, *curves)))
   for i, name in enumerate(series):
     points = [row for row in rows if row.get(panel.series) == name]
