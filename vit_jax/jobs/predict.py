@@ -67,7 +67,7 @@ class Unreadable(NamedTuple):
 def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: str, tokenizer: str, top: int, json: bool,
         overlay: bool, to: pathlib.Path | None, reading: Reading, classes: str, follow_links: bool = False,
         overwrite: bool = False) -> int:
-  """Classifies image files, and all images in folders, prints the classes or writes a table; returns the exit status.
+  """Classifies image files and all images in folders; prints the classes or writes a table. Returns the exit status.
 
   The status is 0 if all files could be read, and 75 if all unreadable files may be readable later, such as after a
   network error; else 2. For a table, see `predict_table.write`.
@@ -179,8 +179,8 @@ def describe(model: Model, classifier: Model | ZeroShot | None = None) -> dict[s
   if isinstance(classifier, ZeroShot):
     content |= {'class_names': 'given', 'probability': classifier.probability}
   else:
-    known = 'given' if model.weights.class_names else 'not known'
-    content['class_names'] = f'{model.assumed_classes}, assumed' if model.assumed_classes else known
+    stored = 'given' if model.weights.class_names else 'not known'
+    content['class_names'] = f'{model.assumed_classes}, assumed' if model.assumed_classes else stored
     if model.weights.is_sigmoid:
       content['probability'] = inference.SIGMOID
   return content | {'warnings': list(model.weights.report.warnings)}

@@ -32,7 +32,7 @@ from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 SPLITS = ('train', 'test')
-_ANY_PX = (32, 32)  # `open_split` needs a size, but only sources that generate images use it
+_ANY_PX = (32, 32)  # `open_split` needs a size, but only sources that generate images use the size
 
 
 def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
@@ -55,7 +55,7 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     processes: the number of processes that write shards; 0 = as many as the cores of this machine allow.
     follow_links: also read files outside of the folder to which links in the folder lead.
     label_column, image_column, label_offset, classes, num_classes, channels, caption_column: as in `schema.Data`.
-    tokens, tokenizer, text_rule: as in `schema.Text`; captions are stored with their token ids. `tokens` '' = none.
+    tokens, tokenizer, text_rule: as in `schema.Text`; captions are stored with token ids. '' = without captions.
     runner, runner_options: a runner of Apache Beam, see `data.beam`; '' = this machine writes.
     share: `(host, num_hosts)` if several hosts write shards of the same dataset, see `data.prepare.Share`.
     config, weights, reading: see `teacher_labels.run`.

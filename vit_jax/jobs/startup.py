@@ -44,9 +44,7 @@ class Note(NamedTuple):
 
 
 def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = None) -> int:
-  """Sets up jax and logging, connects this process to the others of the run, and returns the index of this process.
-
-  The index is 0 if there is only one process. No device is initialized.
+  """Sets up jax, logging and the connection between processes, but no device; returns the index of this process.
 
   Args:
     train: settings of a run, whose bits must not depend on the cores of this machine; None = a job without training.

@@ -137,8 +137,8 @@ def best(final: results.Final, rows: Sequence[Mapping[str, float]], checkpoint: 
   """
   if checkpoint is None:
     return ''
-  reason = f', {checkpoint.reason}' if checkpoint.metric else ''
-  weights_text = f'the weights of the run are those of step {checkpoint.step:,}{reason}'
+  weights_text = f'the weights of the run are those of step {checkpoint.step:,}'
+  weights_text += f', {checkpoint.reason}' if checkpoint.metric else ''
   name = final.headline_name
   measured = [(row[name], int(row['step'])) for row in rows if name in row]
   if final.headline is None or not measured:

@@ -1,8 +1,7 @@
 """Opens the trackers of a run (TensorBoard, Weights & Biases, MLflow), and makes the hooks that show images in them.
 
-`train` calls `check` before any data are read. `train` then passes the function that `opener` returns to the `Writer`,
-which calls the function to open the trackers, and passes the result of `hooks` to the loop. `record/trackers.py` has a
-class for each tracker.
+`train` calls `check` before it reads data, passes the function from `opener` to the `Writer`, which opens the trackers,
+and passes the result of `hooks` to the loop. `record/trackers.py` has a class for each tracker.
 """
 from __future__ import annotations
 

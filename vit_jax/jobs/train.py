@@ -56,7 +56,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
   Args:
     config: the config of the run.
     workdir: the run directory; None = `runs/NAME`, where only a run with the same settings is resumed.
-    overridden: names of the settings on the command line, which precede the settings of `config.init_from`.
+    overridden: names of the settings on the command line; they take precedence over those of `config.init_from`.
     weights: the weights of `config.init_from`; None = they are loaded here.
     until: the part of the run, such as '25 %' or '500 steps', after which the run pauses: it is evaluated and saved,
       with the results in `paused_UNTIL.json`. When started again, it continues as if it had not paused. '' = the end.
@@ -295,7 +295,7 @@ class Run:
     return evaluate
 
   def _make_early_stop(self, start: int, latest: hooks.Latest) -> hooks.EarlyStop:
-    """Returns the hook of early stopping with the metrics up to step `start`; it never stops a run without a metric."""
+    """Returns the hook of early stopping with the metrics up to step `start`; without a metric, it does nothing."""
     settings = self.config.train.early_stop
     evaluation_name = settings.metric.split('/')[0]
     every = self.parts.lengths.steps(self.config.evals[evaluation_name].every) if settings.metric else 0

@@ -161,8 +161,8 @@ def with_table(study: schema.Study, tasks: Sequence[Task]) -> schema.Study:
                  **{f'at {label}': value_by_until.get(label) for label in labels},
                  'step': last_result.step, 'parameters': last_result.num_params, 'exaFLOPs': last_result.exaflops})
     curves += [{'run': name, PART: task.percent, metric: value} for task, value in zip(reached, values, strict=True)]
-  panels = [schema.Figure(setting, metric, series=PART if labels else '', log_x=isinstance(values, schema.LogUniform))
-            for setting, values in search.ranges.items()][:_MAX_PANELS]
+  panels = [schema.Figure(setting, metric, series=PART if labels else '', log_x=isinstance(interval, schema.LogUniform))
+            for setting, interval in search.ranges.items()][:_MAX_PANELS]
   if labels:
     panels.insert(0, schema.Figure(PART, metric, series='run', log_x=True))
   return dataclasses.replace(study, table=lambda results: rows, figures=tuple(panels), curves=lambda results: curves)

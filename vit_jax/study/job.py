@@ -126,17 +126,17 @@ _STOPPING = 'Ctrl-C: stopping as soon as the runs have saved. Press Ctrl-C again
 class Coordinator:
   """Starts the runs that are not finished, and writes the table. All its methods run in the main thread.
 
-  For each stage, it plans the tasks from the results so far (`_plan`), starts their processes and waits for them
-  (`_execute`). After the last stage, or when it is stopped, it writes the table and the best config (`_write`).
+  For each stage, `run` plans the tasks from the results so far (`_plan`), and starts and awaits the processes of the
+  tasks (`_execute`). After the last stage or a signal, `run` writes the table and the best config (`_write`).
   """
 
   def __init__(self, study: schema.Study, workdir: pathlib.Path, processes: int, environ: dict[str, str],
                share: tuple[int, int] = ALL) -> None:
-    self._study, self._workdir, self._processes, self._environ, self._share = study, workdir, processes, environ, share
+    self._study, self._workdir, self._max_active, self._environ, self._share = study, workdir, processes, environ, share
     self._tasks: dict[str, runs.Task] = {}  # of all stages so far, by the name of the run
     self._reason_by_failed: dict[str, str] = {}  # by the name of a failed run, or such as 'stage 2'
     self._statuses: list[int] = []  # exit statuses of failed runs
-    self._active: list[runs.Process] = []
+    self._active: list[runs.Process] = []  # at most `_max_active`
     self._stopped_by = ''  # the name of a signal
     self._answer = signals.Answer(_STOPPING)
     self._is_last_stage = False
@@ -209,7 +209,7 @@ class Coordinator:
     num_done = sum(task.is_done for task in tasks)
     part, chosen = f' to {stage.until}' if stage.until else '', ', chosen by the results,' if number else ''
     self._print(f'{self._study.name}: {len(tasks)} {"run" if len(tasks) == 1 else "runs"}{part}{chosen} in '
-                f'{self._workdir}, {num_done} of them {"done" if part else "finished"}; {self._processes} at a time.')
+                f'{self._workdir}, {num_done} of them {"done" if part else "finished"}; {self._max_active} at a time.')
     return tasks
 
   def _execute(self, tasks: list[runs.Task]) -> None:
@@ -226,7 +226,7 @@ class Coordinator:
       for task in [] if self._stopped_by else list(to_start):
         if task.is_done:  # an earlier start or another process has run the task
           to_start.remove(task)
-        elif len(self._active) == self._processes:
+        elif len(self._active) == self._max_active:
           break
         elif process := runs.begin(task, self._environ):  # None if another process runs the task
           to_start.remove(task)

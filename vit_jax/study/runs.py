@@ -75,7 +75,7 @@ class Task(NamedTuple):
 
   @property
   def _results_file(self) -> pathlib.Path:
-    """The file of the pause, else `final.json`: early stopping may end a run before it pauses."""
+    """The file of the pause if it exists, else `final.json`: early stopping may end a run before it pauses."""
     paused = self.folder / run_directory.paused_file(self.until)
     return paused if self.until and paused.is_file() else self.folder / FINAL
 
