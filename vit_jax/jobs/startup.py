@@ -204,7 +204,7 @@ def num_simulated(flags: str) -> int:
 
 
 def widen_pool(num_devices: int, threads: int = 0) -> int:
-  """Turns asynchronous dispatch off, and returns a pool size >= `threads` with which simulated devices do not deadlock.
+  """Stops asynchronous dispatch, and returns a pool size >= `threads` with which simulated devices do not deadlock.
 
   By default, XLA's pool has one thread per device. A device that runs two collectives at a time, for example along two
   axes of a mesh, blocks two threads; another device then has no thread, and all devices wait.
