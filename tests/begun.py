@@ -20,7 +20,7 @@ def write(config: schema.Config, workdir: pathlib.Path) -> pathlib.Path:
     return leaf + .1 * rng.normal(size=leaf.shape).astype(np.float32) if leaf.dtype == np.float32 else leaf
 
   moved = state._replace(params=jax.tree.map(move, state.params), extra=jax.tree.map(move, state.extra))
-  run.checkpointer.save(moved._replace(step=moved.step + 2), run._about(), {})
+  run.checkpointer.save(moved._replace(step=moved.step + 2), run._describe_run(), {})
   run.checkpointer.close()
   run.loader.close()
   resume.write_config(workdir, run.config)

@@ -92,7 +92,7 @@ def read_records(folder: pathlib.Path) -> Any:
   from vit_jax.replay import outcomes
   from vit_jax.study.runs import Task
   from vit_jax.weights import card
-  trackers._ids(folder)
+  trackers._read_ids(folder)
   card.measured(str(folder), 4)
   card._made(str(folder), 4)
   card.license_of(folder)

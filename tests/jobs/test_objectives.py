@@ -177,7 +177,7 @@ def test_what_was_learned_without_labels_is_handed_on_by_one_line(
   before = params(begun.write(config(objective), tmp_path / 'before'), view)
   tuned = config(schema.Supervised(), lr=0., init_from=str(tmp_path / 'before'), init_view=view)
   run = train.Run(tuned, tmp_path / 'tuned', time.monotonic())
-  state, step = run._begin()
+  state, step = run._restore_or_initialize()
   run.loader.close()
   after = trees.flatten(state.params)
   backbone = [key for key in after if key.startswith('backbone/')]
@@ -201,7 +201,7 @@ def test_a_gram_teacher_begins_with_the_weights_of_a_run_or_of_init_from(tmp_pat
   for given, want in ((gram, params(other, 'teacher')), (schema.Gram(), params(before, 'student'))):
     run = train.Run(config(dataclasses.replace(DINOV3, gram=given), init_from=str(before)),
                     tmp_path / f'run{bool(given.weights)}', time.monotonic())
-    state, _ = run._begin()
+    state, _ = run._restore_or_initialize()
     run.loader.close()
     begins, fixed, old = (trees.flatten(tree) for tree in (state.params, state.extra['gram'], params(before)))
     assert {name for name in want if name.startswith('backbone')} == fixed.keys() and len(fixed) > 10
@@ -209,7 +209,7 @@ def test_a_gram_teacher_begins_with_the_weights_of_a_run_or_of_init_from(tmp_pat
     assert begins.keys() == old.keys() and all((leaf == old[name]).all() for name, leaf in begins.items())
   with pytest.raises(UserError, match='expected'):
     train.Run(config(dataclasses.replace(DINOV3, gram=schema.Gram(weights=str(tmp_path / 'none')))),
-              tmp_path / 'wrong', time.monotonic())._begin()
+              tmp_path / 'wrong', time.monotonic())._restore_or_initialize()
 
 
 @pytest.mark.slow(reason='6 s: runs are built, and one trains')
@@ -240,7 +240,7 @@ def test_a_separate_head_of_patches_may_be_new_or_of_no_use(tmp_path: pathlib.Pa
   for name, (first, then) in pairs.items():
     run = train.Run(config(then, init_from=str(begun.write(config(first), tmp_path / name))), tmp_path / f'then {name}',
                     time.monotonic())
-    state, _ = run._begin()
+    state, _ = run._restore_or_initialize()
     run.loader.close()
     assert ('patch_projector' in state.params) == (name == 'new')
 

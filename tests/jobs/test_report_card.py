@@ -32,8 +32,8 @@ def test_the_best_value_of_a_row_is_the_largest_share_or_the_smallest_nll() -> N
   assert rows == {'knn/top1_k20': (['75.00 %', '50.00 %'], 0), 'knn/top1_k10': (['50.00 %', '50.00 %'], -1),
                   'topk/top1': (['25.00 %', '25.00 %'], -1), 'topk/nll': (['1.5', '1.25'], 1)}
   assert list(rows) == ['knn/top1_k20', 'knn/top1_k10', 'topk/top1', 'topk/nll']
-  few, knn = COLUMNS[0].found['topk'], Result({'top1_k5': .5}, 9, None, 'top1_k5')
-  more = COLUMNS[1]._replace(found={'few': few, 'knn': knn})
+  few, knn = COLUMNS[0].results['topk'], Result({'top1_k5': .5}, 9, None, 'top1_k5')
+  more = COLUMNS[1]._replace(results={'few': few, 'knn': knn})
   assert [name for name, *_ in report_card.table((COLUMNS[0], more))] == [
       'knn/top1_k20', 'knn/top1_k10', 'knn/top1_k5', 'topk/top1', 'topk/nll', 'few/top1', 'few/nll']
   one = report_card.table(COLUMNS[:1])

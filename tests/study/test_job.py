@@ -133,9 +133,9 @@ def test_a_started_run_is_resumed_where_only_files_open_for_writing_can_be_locke
   (tmp_path / '.lock').write_text('7')
   process = study_runs.begin(study_runs.Task('a', config(), tmp_path), dict(os.environ))
   assert process is not None
-  while process.status is None:
+  while process.poll() is None:
     time.sleep(.01)
-  assert process.status == 0 and (tmp_path / '.lock').read_text() == '7'
+  assert process.poll() == 0 and (tmp_path / '.lock').read_text() == '7'
 
 
 def test_a_failed_run_whose_output_was_removed_has_not_diverged(tmp_path: pathlib.Path) -> None:

@@ -274,8 +274,8 @@ def _compare(config: schema.Config, names: Sequence[str], reading: Reading, *, o
   columns = [_measure_column(config, where, reading, title=title, overridden=overridden, workdir=workdir)
              for where, title in zip(names, report_card.short(names), strict=True)]
   console.end_stage()
-  if not any(column.found for column in columns):
-    raise UserError([reason for column in columns for reason in column.reasons.values()][0])
+  if not any(column.results for column in columns):
+    raise UserError(next(reason for column in columns for reason in column.reasons.values()))  # the first one
   if not process_id:
     content = report_card.plain(config, columns)
     page, numbers = workdir / report_card.PAGE, workdir / report_card.NUMBERS

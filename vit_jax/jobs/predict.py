@@ -1,14 +1,15 @@
 """`--job=predict`: classifies image files with any weights, optionally with attention overlays.
 
-Predictions are printed to standard output; everything else goes to standard error. With `--json` each is a line:
+Predictions are printed to standard output; everything else goes to standard error. With `--json`, the first line of the
+output describes the weights, and each further line one file:
 
-  {"preprocessing": {…}, "class_names": "given", "warnings": []}      the first line, which holds for all files
-  {"file": "cat.jpg", "classes": [{…}, …]}                            a file, with the most probable class first
-  {"file": "bad.jpg", "error": "…"}                                   a file that cannot be read, and is skipped
+  {"preprocessing": {…}, "class_names": "given", "warnings": []}
+  {"file": "cat.jpg", "classes": [{…}, …]}                            the most probable class is the first
+  {"file": "bad.jpg", "error": "…"}                                   this file cannot be read, and is skipped
 
-`commands.Command.run` calls `run`. It checks the flags, finds the files, loads the weights, and then classifies and
-prints the files batch by batch, while threads read the next ones. With `--to=FILE.csv` or `FILE.parquet`,
-`predict_table.write` writes a table instead.
+`commands.Command.run` calls `run`. `run` checks the flags, finds the files and loads the weights. Then it classifies
+the files batch by batch and prints their classes, while threads read the next batches. With `--to=FILE.csv` or
+`--to=FILE.parquet`, `predict_table.write` writes a table instead.
 """
 from __future__ import annotations
 
@@ -44,20 +45,20 @@ from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 TABLES = ('.csv', '.parquet')
-"""Suffixes of tables, as in `predict_table.SUFFIXES`. That module is imported only if a table is written."""
-OVERLAYS = pathlib.Path('overlays')  # the default folder
-_READ_THREADS = 8
-_BATCHES_AHEAD = 2  # in memory: one is classified while the next is read
+"""Suffixes of tables, as in `predict_table.SUFFIXES`; `predict_table` is imported only if a table is written."""
+OVERLAYS = pathlib.Path('overlays')  # the default folder of attention overlays
+_NUM_READ_THREADS = 8
+_NUM_BATCHES_AHEAD = 2  # batches in memory: one is classified while the next is read
 
 
 class Readable(NamedTuple):
-  """A file, and its `image [H, W, 3] u8` as the network receives it."""
+  """The path of a file, and its image `[H, W, 3] u8`, resized and cropped as the network receives it."""
   path: str
   image: HostArray
 
 
 class Unreadable(NamedTuple):
-  """A file, why it could not be read, and the exit status for such a problem, see `run`."""
+  """The path of a file that could not be read, the problem in words, and the exit status for it, see `run`."""
   path: str
   problem: str
   status: int
@@ -66,10 +67,10 @@ class Unreadable(NamedTuple):
 def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: str, tokenizer: str, top: int, json: bool,
         overlay: bool, to: pathlib.Path | None, reading: Reading, classes: str, follow_links: bool = False,
         overwrite: bool = False) -> int:
-  """Classifies files and all images in folders, `files`, and returns the exit status.
+  """Classifies image files and all images in folders; prints the classes or writes a table. Returns the exit status.
 
-  It is 0 if all files could be read, and 75 if all unreadable files may be readable later, such as after an error of
-  the network; else 2. For a table, see `predict_table.write`.
+  The status is 0 if all files could be read, and 75 if all unreadable files may be readable later, such as after a
+  network error; else 2. For a table, see `predict_table.write`.
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
@@ -79,8 +80,8 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
     json: print one line of JSON per file instead of text.
     overlay: also save each image with its attention overlay, in `to`.
     to: a table, `FILE.csv` or `FILE.parquet`, or the folder of the overlays; None = `OVERLAYS`.
-    follow_links: also read files outside of a folder to which links in it lead.
-    overwrite: replace overlays that exist.
+    follow_links: also read files outside of a folder to which links in the folder lead.
+    overwrite: replace existing overlays.
   """
   table = to if to is not None and to.suffix in TABLES else None
   _check_flags(to, table, overlay=overlay, as_json=json, names=names, prompts=prompts, tokenizer=tokenizer,
@@ -88,10 +89,11 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   names = resolve_names(names, setting='--names')
   paths = list(image_list.find(files, follow_links=follow_links))
   image_list.check_exist(paths)
-  overlays = name_overlays(paths, to or OVERLAYS) if overlay else {}
-  destination.check_free(overlays.values(), setting='--to', overwrite=overwrite)
+  overlay_folder = to or OVERLAYS
+  overlay_by_path = name_overlays(paths, overlay_folder) if overlay else {}
   if overlay:
-    destination.check_writable(to or OVERLAYS, setting='--to', advice='Choose another folder.')
+    destination.check_free(overlay_by_path.values(), setting='--to', overwrite=overwrite)
+    destination.check_writable(overlay_folder, setting='--to', advice='Choose another folder.')
   startup.start()
   opencv.quieten()
   console.begin_stage('loading the weights')
@@ -101,11 +103,11 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
     classifier = model.zero_shot(names, prompts=prompts or PLAIN, tokenizer=tokenizer)
     log.info('%s', classifier.probability)
   if table is not None:
-    from vit_jax.jobs import predict_table  # only here: few programs write tables
+    from vit_jax.jobs import predict_table  # imported here, as few commands write tables
     return predict_table.write(model, classifier, paths=paths, to=table, top=top)
-  unreadable = _classify(model, classifier, paths=paths, overlays=overlays, top=top, as_json=json)
+  unreadable = _classify(model, classifier, paths=paths, overlay_by_path=overlay_by_path, top=top, as_json=json)
   if overlay:
-    log.info('Images with attention overlays are in %s', to or OVERLAYS)
+    log.info('Images with attention overlays are in %s', overlay_folder)
   if unreadable:
     log.error('%s of %s files could not be read and were skipped.', f'{len(unreadable):,}', f'{len(paths):,}')
   return failures.worst([file.status for file in unreadable])
@@ -113,7 +115,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
 
 def _check_flags(to: pathlib.Path | None, table: pathlib.Path | None, *, overlay: bool, as_json: bool,
                  names: Sequence[str], prompts: str, tokenizer: str, classes: str, overwrite: bool) -> None:
-  """Raises UserError if flags do not fit together; `table` is `to` if that is a table."""
+  """Raises UserError if flags cannot be combined; `table` is `to` if `to` names a table, else None."""
   if to is not None and not overlay and table is None:
     raise UserError(f'--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well, got --to={to} alone. '
                     'Name a table, or add --overlay.')
@@ -133,24 +135,26 @@ def _check_flags(to: pathlib.Path | None, table: pathlib.Path | None, *, overlay
 
 def name_overlays(paths: Sequence[str], to: pathlib.Path) -> dict[str, pathlib.Path]:
   """Returns the path of each file's overlay: `to/NAME.png`, and `to/NAME_2.png` for another file of the same name."""
-  overlays: dict[str, pathlib.Path] = {}
-  taken: set[str] = set()
-  last_number: dict[str, int] = {}  # by stem, so that many files of the same name do not try all numbers again
+  overlay_by_path: dict[str, pathlib.Path] = {}
+  taken_names: set[str] = set()
+  last_number_by_stem: dict[str, int] = {}  # so that many files of the same name do not try all numbers again
   for path in dict.fromkeys(paths):  # without repeated paths
     stem = pathlib.Path(path).stem
-    number = last_number.get(stem, 0) + 1
-    while (name := stem if number == 1 else f'{stem}_{number}') in taken:
+    number = last_number_by_stem.get(stem, 0) + 1
+    name = stem if number == 1 else f'{stem}_{number}'
+    while name in taken_names:
       number += 1
-    last_number[stem] = number
-    taken.add(name)
-    overlays[path] = to / f'{name}.png'
-  return overlays
+      name = f'{stem}_{number}'
+    last_number_by_stem[stem] = number
+    taken_names.add(name)
+    overlay_by_path[path] = to / f'{name}.png'
+  return overlay_by_path
 
 
 def load(weights: str, reading: Reading = AS_FOUND, *, classes: str = '', has_names: bool = False) -> Model:
-  """Loads a network with a classification head, or any network if names of classes are given.
+  """Loads a network with a classification head, or any network if `has_names`: then texts name the classes.
 
-  Raises UserError if the weights cannot be read, have no head, or have another number of classes than `classes`.
+  Raises UserError if the weights cannot be read, lack the head, or have another number of classes than `classes`.
   """
   loaded = inference.load(weights, reading, classes=classes)
   log.info('%s', loading.text(loaded))
@@ -166,26 +170,25 @@ def load(weights: str, reading: Reading = AS_FOUND, *, classes: str = '', has_na
 
 
 def describe(model: Model, classifier: Model | ZeroShot | None = None) -> dict[str, object]:
-  """Returns the first line of JSON, which holds for all files.
+  """Returns the first line of JSON: the preprocessing, the origin of the class names, and warnings about the weights.
 
-  It has the preprocessing, where the names of the classes are from, and the warnings about the weights; with `--names`,
-  and for heads of sigmoids, also what the probabilities mean.
+  If a `ZeroShot` classifies, or the head has sigmoids, the line also says what the probabilities mean.
   """
   content: dict[str, object] = {'preprocessing': {
       **transforms.eval_summary(model.recipe, model.image_px), 'rule': model.weights.preprocess.rule}}
   if isinstance(classifier, ZeroShot):
     content |= {'class_names': 'given', 'probability': classifier.probability}
   else:
-    content['class_names'] = (f'{model.assumed_classes}, assumed' if model.assumed_classes else
-                              'given' if model.weights.class_names else 'not known')
+    stored = 'given' if model.weights.class_names else 'not known'
+    content['class_names'] = f'{model.assumed_classes}, assumed' if model.assumed_classes else stored
     if model.weights.is_sigmoid:
       content['probability'] = inference.SIGMOID
   return content | {'warnings': list(model.weights.report.warnings)}
 
 
 def _classify(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str],
-              overlays: Mapping[str, pathlib.Path], top: int, as_json: bool) -> list[Unreadable]:
-  """Prints the classes of each file, writes its overlay if there is a path for it, and returns the unreadable files."""
+              overlay_by_path: Mapping[str, pathlib.Path], top: int, as_json: bool) -> list[Unreadable]:
+  """Prints the classes of each file, writes the overlays that have a path, and returns the unreadable files."""
   unreadable: list[Unreadable] = []
   console.begin_stage('compiling, reading the first images')
   if as_json:
@@ -193,8 +196,8 @@ def _classify(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str
   for batch in _read_batches(model, paths):
     readable = [file for file in batch if isinstance(file, Readable)]
     images = [file.image for file in readable]
-    logits = iter(classifier.logits(images, prepared=True) if images else ())  # a row for each readable file
-    console.end_stage()  # of the first batch; for others it does nothing
+    logits = iter(classifier.logits(images, prepared=True) if images else ())  # one row per readable file
+    console.end_stage()  # ends the stage in the first batch, and does nothing in later batches
     for file in batch:
       if isinstance(file, Readable):
         _print_classes(file, classifier.rank(next(logits), top=top), as_json=as_json)
@@ -204,9 +207,9 @@ def _classify(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str
           print(json_module.dumps({'file': file.path, 'error': file.problem}), flush=True)
         else:
           print(f'{file.path}: {file.problem}', file=sys.stderr, flush=True)
-    if overlays and readable:
+    if overlay_by_path and readable:
       for file, heat in zip(readable, model.rollout(images, prepared=True), strict=True):
-        with core_files.replacing(overlays[file.path]) as part:
+        with core_files.replacing(overlay_by_path[file.path]) as part:
           Image.fromarray(np.asarray(figures.overlay(file.image, heat))).save(part, 'png')
   return unreadable
 
@@ -222,10 +225,10 @@ def _read_batches(model: Model, paths: Sequence[str]) -> Iterator[list[Readable 
       status = failures.TRY_AGAIN if failures.is_temporary(error) else failures.USER_ERROR
       return Unreadable(path, error.strerror or str(error), status)
 
-  with concurrent.futures.ThreadPoolExecutor(_READ_THREADS) as pool:
-    # Taking a batch from this generator submits its files to the threads.
+  with concurrent.futures.ThreadPoolExecutor(_NUM_READ_THREADS) as pool:
+    # `pool.map` submits the files of a batch to the threads when `islice` takes the batch from this generator.
     batches = (pool.map(read, paths[start:start + BATCH]) for start in range(0, len(paths), BATCH))
-    ahead = collections.deque(itertools.islice(batches, _BATCHES_AHEAD))
+    ahead = collections.deque(itertools.islice(batches, _NUM_BATCHES_AHEAD))
     while ahead:
       batch = list(ahead.popleft())
       ahead.extend(itertools.islice(batches, 1))

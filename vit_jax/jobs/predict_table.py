@@ -1,11 +1,11 @@
 """Writes the classes of any number of files as one table, `FILE.csv` or `FILE.parquet`, with bounded memory.
 
-`predict.run` calls `write`, in every process. `many_images.write` then computes the table in shards, on the devices. It
-calls the functions of `SUFFIXES`: `write` for each shard, and `finish` to join them. A command that was stopped resumes
-after the last complete shard. Rows are in the order of the files; with `top` = 1 they are:
+`predict.run` calls `write`, in every process. `write` calls `many_images.write`, which computes the table in shards, on
+the devices: it writes each shard with the functions of `SUFFIXES`, and then joins the shards. A command that was
+stopped resumes after the last complete shard. Rows are in the order of the files; with `top` = 1 they are:
 
   file,error,label_1,class_1,probability_1
-  cat.jpg,,281,tabby,0.93                    `label_1` is the number of the class
+  cat.jpg,,281,tabby,0.93                    `label_1` is the index of the class
   bad.jpg,why it could not be read,,,
 """
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORMAT = 'vit_jax predictions 1'
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByTexts:
-  """Computes the probabilities `[B, C]` of classes that are named in words, from the network of `view`."""
+  """Computes the probabilities `[B, C]` of classes that texts describe, from the features of `view`'s network."""
   view: View
   classifier: ZeroShot
 
@@ -48,23 +48,24 @@ class ByTexts:
 
 
 def write(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str], to: pathlib.Path, top: int) -> int:
-  """Writes the classes of files, and returns the exit status.
+  """Writes the classes of files as a table, and returns the exit status.
 
-  It is 75 after a signal to stop, 2 if a file could not be read, else 0; also 0 if the same `FILE.parquet` is there.
+  The status is 75 after a signal to stop, 2 if a file could not be read, else 0. A Parquet file that has the table
+  already is not written again, and the status is 0.
 
   Args:
     model: the network.
-    classifier: `model` itself, or its classifier by texts.
-    paths, to: the paths of the files, and that of the table.
+    classifier: `model` itself, or the classifier that compares its images with texts.
+    paths, to: the image files, and the table, whose suffix is one of `SUFFIXES`.
     top: number of classes per file.
 
-  Raises:
-    UserError: `to` has other content.
+  Raises UserError if a file with other content is at `to`.
   """
-  source, view = image_list.ImageList(paths), inference.view(model.weights)
-  reader = ByTexts(view, classifier) if isinstance(classifier, ZeroShot) else embedding.Probabilities(
+  source = image_list.ImageList(paths)
+  view = inference.view(model.weights)
+  output = ByTexts(view, classifier) if isinstance(classifier, ZeroShot) else embedding.Probabilities(
       view, model.weights.is_sigmoid)
-  extractor = many_images.extract(model.weights, reader, source, recipe=model.recipe, batch_size=many_images.BATCH)
+  extractor = many_images.extract(model.weights, output, source, recipe=model.recipe, batch_size=many_images.BATCH)
   info = _describe(model, classifier, source, extractor=extractor, top=top)
   console.begin_stage('compiling, reading the first images')
   try:
@@ -83,7 +84,7 @@ def write(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str], t
 
 def _describe(model: Model, classifier: Model | ZeroShot, source: image_list.ImageList, *,
               extractor: embedding.Extractor, top: int) -> Info:
-  """Returns the description of the table, `embedding.Work.info`. A table of another description is not resumed."""
+  """Returns `embedding.Work.info`, the description of the table. A table is resumed if it has the same one."""
   names = list(classifier.class_names)
   per_shard = embedding.shard_size(len(source), extractor.shape(), extractor.batch_size)
   return {'format': FORMAT, 'what': 'predictions', 'num_examples': len(source), 'files': source.digest,
@@ -100,8 +101,8 @@ def columns(info: Info) -> list[str]:
 
 def rows(block: Block, info: Info) -> Iterator[list[str | int | np.float32 | None]]:
   """Yields the rows of a block, in the order of `columns`; None for the classes of a file that could not be read."""
-  best = np.argsort(-block.values, axis=1, kind='stable')[:, :info['top']]
-  for name, problem, labels, probabilities in zip(block.name, block.problem, best.tolist(), block.values, strict=True):
+  best_labels = np.argsort(-block.values, axis=1, kind='stable')[:, :info['top']].tolist()
+  for name, problem, labels, probabilities in zip(block.name, block.problem, best_labels, block.values, strict=True):
     fields: list[str | int | np.float32 | None] = [None] * (3 * info['top'])
     if not problem:
       fields = [field for label in labels for field in (label, info['class_names'][label], probabilities[label])]
@@ -127,7 +128,7 @@ def _finish_csv(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Not
 def _write_parquet(path: pathlib.Path, block: Block, info: Info) -> int:
   import pyarrow as pa
   from pyarrow import parquet
-  types = {'label': pa.int32(), 'probability': pa.float32()}  # the others are texts
+  types = {'label': pa.int32(), 'probability': pa.float32()}  # the other columns are texts
   schema = pa.schema([(name, types.get(name.partition('_')[0], pa.string())) for name in columns(info)],
                      metadata={'vit_jax': json.dumps(info)})
   by_column = list(zip(*rows(block, info), strict=True))

@@ -1,8 +1,8 @@
 """`--job=push`: publishes weights on the Hugging Face hub, with a model card.
 
-`commands.Command.run` calls `run`. It loads the weights, finds the license under which they may be published
-(`find_license`), writes them as `convert` does into a temporary folder, which is read back, adds the card, and uploads
-the folder. Nothing is uploaded before the license is known.
+`commands.Command.run` calls `run`, which loads the weights, finds the license under which they may be published
+(`find_license`), and writes them into a temporary folder, which `saving.save` reads back and compares. Then `run` adds
+the card and uploads the folder. Nothing is uploaded before the license is known.
 """
 from __future__ import annotations
 
@@ -27,56 +27,49 @@ _METHOD = 'Published with vit_jax; the files were read back before, and no bit o
 
 def run(weights: str, to: str, *, family: str, license: str, private: bool, message: str, reading: Reading,
         classes: str) -> int:
-  """Publishes weights; exit status 0.
+  """Publishes weights; returns the exit status 0.
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
     to: `hf://OWNER/NAME`, which is created if it does not exist.
-    family: format, one of `huggingface`, `timm` and `run`.
-    license: the license of the published weights; '' = see `find_license`.
+    family: the format, one of `huggingface`, `timm` and `run`.
+    license: the license of the published weights; '' = the result of `find_license`.
     private: whether a new repository is private.
     message: the message of the commit.
 
-  Raises:
-    UserError: `to` is no repository, the license must be stated, the format cannot hold the weights, or the hub does
-      not accept them.
+  Raises UserError if `to` is not a repository, the license must be stated, the format cannot hold the weights, or the
+  hub rejects the upload.
   """
-  repository = _parse_repository(to)
+  scheme, _, name = to.partition('://')
+  if scheme != 'hf':
+    raise UserError(f'--to: expected hf://OWNER/NAME, got {to}. Files and folders are written by vit-jax convert.')
+  repository, file = hub.parse(name)
+  if file or repository.revision != 'main':
+    raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}. '
+                    'Leave out what follows the name.')
   startup.start()
   loaded = inference.load(weights, reading, classes=classes)
   print(loading.text(loaded))
-  published_license = license or find_license(weights)  # after loading, which reports a name that is misspelt
-  keeps_readme = _has_own_readme(repository)
+  published_license = license or find_license(weights)  # after `inference.load`, which reports misspelled names
+  is_readme_kept = _has_edited_readme(repository)
   with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as temporary:
-    # Not the name of the repository: a suffix in it would choose a file in place of a folder.
-    folder, lost = saving.save(loaded, str(pathlib.Path(temporary) / 'weights'), family=family)
-    (folder / saving.REPORT).unlink(missing_ok=True)  # it names folders of this machine
-    if not keeps_readme:  # an upload leaves the files of the repository that the folder does not have
+    # The folder is not named after the repository: with a suffix in the name, `save` would write a single file.
+    folder, unsaved_names = saving.save(loaded, str(pathlib.Path(temporary) / 'weights'), family=family)
+    (folder / saving.REPORT).unlink(missing_ok=True)  # the report names folders of this machine
+    if not is_readme_kept:  # an upload keeps files of the repository that the folder does not have
       content = card.text(loaded, str(repository), written_as=family, is_folder=True, license=published_license,
                           is_stated=bool(license), how=_METHOD)
       card.place(content, folder, folder)
-    for name in lost:
-      print(f'This format cannot store: {name}')
+    for unsaved_name in unsaved_names:
+      print(f'This format cannot store: {unsaved_name}')
     address = hub.upload(repository, folder, private=private, message=message)
-  print(f'Published: {address}' + (' (its README.md, which a person wrote, is unchanged)' if keeps_readme else ''),
+  print(f'Published: {address}' + (' (its README.md, which a person wrote, is unchanged)' if is_readme_kept else ''),
         flush=True)
   return 0
 
 
-def _parse_repository(to: str) -> hub.Repository:
-  """Returns the repository that `--to` names. Raises UserError if it names something else."""
-  scheme, _, rest = to.partition('://')
-  if scheme != 'hf':
-    raise UserError(f'--to: expected hf://OWNER/NAME, got {to}. Files and folders are written by vit-jax convert.')
-  repository, file = hub.parse(rest)
-  if file or repository.revision != 'main':
-    raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}. '
-                    'Leave out what follows the name.')
-  return repository
-
-
-def _has_own_readme(repository: hub.Repository) -> bool:
-  """Returns whether the repository exists and has a README.md that a person wrote, or changed."""
+def _has_edited_readme(repository: hub.Repository) -> bool:
+  """Returns whether the repository exists and has a README.md that a person wrote or changed."""
   try:
     readme = hub.fetch(repository, 'README.md', most_bytes=_MAX_README_BYTES)
   except hub.NoRepository:
@@ -85,68 +78,69 @@ def _has_own_readme(repository: hub.Repository) -> bool:
 
 
 def find_license(source: str) -> str:
-  """Returns the license of weights. For a run, it is the one license of all weights that the run began with; '' = none.
+  """Returns the license of weights. For a run, this is the license of the weights from which it was made; '' = none.
 
-  Teachers count as well, also those that labeled images. Their values are not published, but their license may restrict
-  what is made with them.
+  Teachers count as well, also teachers that only labeled images: the weights of a teacher are not published, but their
+  license may restrict what is made with them.
 
-  Raises:
-    UserError: some of these weights have no open license, or none that is known, or their licenses differ.
+  Raises UserError if a license is not open or not known, or the licenses of several weights differ.
   """
-  licenses = {original: _find_own_license(original) for original in _find_originals(source)}
-  for original, license in licenses.items():
+  license_by_weights = {original: _find_stated_license(original) for original in _find_originals(source)}
+  for original, license in license_by_weights.items():
     if not OPEN_LICENSES.fullmatch(license):
       raise UserError(f'--license: expected the license under which the weights may be published, got none. They are '
                       f'made from {card.shown_source(original)}, whose license is {license or "not known"}. Read it, '
                       'and if it allows this, set --license=NAME.')
-  if len({license.lower() for license in licenses.values()}) > 1:
-    shown = ', '.join(f'{card.shown_source(original)} ({license})' for original, license in licenses.items())
+  if len({license.lower() for license in license_by_weights.values()}) > 1:
+    shown = ', '.join(f'{card.shown_source(original)} ({license})' for original, license in license_by_weights.items())
     raise UserError(f'--license: expected the license under which the weights may be published, got none. They are '
                     f'made from weights with several: {shown}. Read them, and set --license=NAME.')
-  return list(licenses.values())[0] if licenses else ''
+  return next(iter(license_by_weights.values()), '')
 
 
-def _find_own_license(original: str) -> str:
-  """Returns the license of weights that are no run, if need be from their card on the hub; '' if it is not known."""
+def _find_stated_license(original: str) -> str:
+  """Returns the license that a local card, or else the card on the hub, states for weights; '' = none is stated."""
   license = card.find_license(original)
-  scheme, _, rest = original.partition('://')
+  scheme, _, name = original.partition('://')
   if license or scheme != 'hf':
     return license
   try:
-    readme = hub.fetch(hub.parse(rest)[0], 'README.md', most_bytes=_MAX_README_BYTES)
-  except (hub.NoRepository, hub.NoRevision):  # it was removed after a run began with it
+    readme = hub.fetch(hub.parse(name)[0], 'README.md', most_bytes=_MAX_README_BYTES)
+  except (hub.NoRepository, hub.NoRevision):  # the repository was removed after a run had begun with its weights
     return ''
   return card.license_of(readme.path.parent) if readme else ''
 
 
 def _find_originals(source: str) -> list[str]:
-  """Returns the weights that were not trained here, from which `source` was made, and their teachers.
+  """Returns the weights from which `source` was made: `source` itself, unless it is a run that was trained here.
 
-  For a run, these are the weights that it began with. Where they are of another run, that run is followed in turn.
+  For such a run, these are its teachers and the weights that it began with. Runs among them are replaced in turn.
   Raises UserError if `init.json` or `config.json` of a run is damaged.
   """
-  originals, names = [], [source]
-  for name in names:  # the loop appends the weights that a run used, and then visits them too
-    folder = card.run_of(name)
+  originals = []
+  to_visit = [source]
+  for weights in to_visit:  # the loop also visits the weights that it appends
+    folder = card.run_of(weights)
     if not (folder / 'config.json').is_file() or not (folder / 'checkpoints').is_dir():
-      originals.append(name)
-    elif (folder / saving.REPORT).is_file():  # `convert` wrote it from weights whose license is in its card
+      originals.append(weights)
+    elif (folder / saving.REPORT).is_file():  # `convert` wrote this run; its card has the license
       originals.append(str(folder))
     else:
-      sources = _find_labelers(folder)
+      used_weights = _find_labelers(folder)
       if (folder / 'init.json').is_file():
         record = documents.read(folder / 'init.json', advice='Restore the file.')
-        sources += [entry.field('source').text() for _, entry in record.fields()]
-      names += [used for used in sources if used not in names]
+        used_weights += [entry.field('source').text() for _, entry in record.fields()]
+      to_visit += [used for used in used_weights if used not in to_visit]
   return originals
 
 
 def _find_labelers(run: pathlib.Path) -> list[str]:
-  """Returns the teachers that labeled images of a run; for label maps of an unknown teacher, the folder of the maps."""
+  """Returns the teachers that labeled the images of a run; for label maps of an unknown teacher, their folder."""
   config = documents.read(run / 'config.json', advice='Restore the file.')
   teacher = config.part('data').part('pseudo').field('teacher', default='').text()
-  maps = config.part('objective').field('maps', default='').text()
-  info = pathlib.Path(os.path.expanduser(maps), answers.INFO)
-  if maps and info.is_file():
-    maps = documents.read(info, advice='Copy the label maps again.').part('made').field('weights', default=maps).text()
-  return [labeler for labeler in (teacher, maps) if labeler]
+  map_teacher = map_folder = config.part('objective').field('maps', default='').text()
+  path = pathlib.Path(os.path.expanduser(map_folder), answers.INFO)
+  if map_folder and path.is_file():
+    info = documents.read(path, advice='Copy the label maps again.')
+    map_teacher = info.part('made').field('weights', default=map_folder).text()
+  return [labeler for labeler in (teacher, map_teacher) if labeler]

@@ -1,7 +1,7 @@
 """The report card of several weights, `evaluate --weights=A,B --config=report_card`: its table, page and JSON.
 
-`evaluate.py` measures each of the weights, and makes a `Column` of it. Then it calls `text` for the terminal, `plain`
-for the JSON, and `render` for the page. This module reads no weights and no images.
+`evaluate.py` measures each of the weights and makes a `Column` of the results. Then `evaluate.py` calls `text` for the
+terminal, `plain` for the JSON file, and `render` for the page. This module reads no weights and no images.
 """
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ _NOT_IN_PROTOCOL = ('every', 'batch_size', 'views', 'source', 'split', 'train_sp
 
 
 class Column(NamedTuple):
-  """What is known of one of the weights. The mappings are by the name of the evaluation.
+  """One of the weights with its results, a column of the table. The mappings are by the name of the evaluation.
 
-  source, title: the weights as they were given, and in short.
-  network, images, num_params: descriptions of the network and of the preprocessing; the number of parameters.
-  found, reasons, seconds: results; why other evaluations were not measured; the time that each took.
+  source, title: the weights as on the command line, and a short name of the weights.
+  network, images: descriptions of the network and of the preprocessing.
+  results, seconds, reasons: results and times of measured evaluations; why each other evaluation was not measured.
   """
   source: str
   title: str
   network: str
   images: str
   num_params: int
-  found: dict[str, Result]
+  results: dict[str, Result]
   reasons: dict[str, str]
   seconds: dict[str, float]
 
   @property
   def metrics(self) -> dict[str, float]:
     """Every number by `EVALUATION/METRIC`."""
-    return {f'{name}/{metric}': number for name, result in self.found.items()
+    return {f'{name}/{metric}': number for name, result in self.results.items()
             for metric, number in result.metrics.items()}
 
 
 def split_weights(text: str) -> list[str]:
-  """Returns the weights of `--weights=A,B`, undivided if such a file exists. Raises UserError if there are none."""
+  """Returns the weights of `--weights=A,B`; the path of a file is not split. Raises UserError if there are none."""
   names = [text] if addresses.exists(text) else [name.strip() for name in text.split(',') if name.strip()]
   if not names:
     raise UserError(f'--weights: expected weights, or several with commas, got {text!r}. Correct the list.')
@@ -60,7 +60,7 @@ def split_weights(text: str) -> list[str]:
 
 
 def short(weights: Sequence[str]) -> list[str]:
-  """Returns titles of the weights: the last parts of each path, as few as make the titles different."""
+  """Returns a title for each of the weights: the shortest ends of the paths that differ from each other."""
   parts = [pathlib.PurePosixPath(path.rstrip('/')).parts for path in weights]
   return html_pages.shortest_ends(parts) or list(weights)
 
@@ -70,19 +70,19 @@ def protocol(config: schema.Config, settings: schema.Eval) -> str:
   summary = (inspect.getdoc(type(settings)) or '').splitlines()[0]
   source, split = settings.source or config.data.source, settings.split or config.data.eval_split
   train_split = getattr(settings, 'train_split', None)  # None = the evaluation has no such setting
-  is_single = train_split is None or getattr(settings, 'gallery', None) is schema.Gallery.REST
-  splits = split if is_single else f'{train_split or config.data.train_split} to {split}'
-  others = ', '.join(f'{name}={value}' for name, value in _values(settings).items() if name not in _NOT_IN_PROTOCOL)
+  has_one_split = train_split is None or getattr(settings, 'gallery', None) is schema.Gallery.REST
+  splits = split if has_one_split else f'{train_split or config.data.train_split} to {split}'
+  others = ', '.join(f'{name}={value}' for name, value in _set_values(settings).items() if name not in _NOT_IN_PROTOCOL)
   return f'{summary} {source}, {splits}' + (f'; {others}' if others else '')
 
 
-def _values(settings: Any, prefix: str = '') -> dict[str, object]:
-  """Returns the settings, a dataclass, by name, nested ones as `features.blocks`, without those that are empty or 0."""
+def _set_values(settings: Any, prefix: str = '') -> dict[str, object]:
+  """Returns the values of a settings dataclass by name, such as `features.blocks`, without empty values and 0."""
   values: dict[str, object] = {}
   for field in dataclasses.fields(settings):
     name, value = prefix + field.name, getattr(settings, field.name)
     if dataclasses.is_dataclass(value):
-      values |= _values(value, f'{name}.')
+      values |= _set_values(value, f'{name}.')
     elif isinstance(value, tuple) and value:
       values[name] = ','.join(f'{part:g}' if isinstance(part, float) else str(part) for part in value)
     elif value not in ('', (), 0):
@@ -92,7 +92,7 @@ def _values(settings: Any, prefix: str = '') -> dict[str, object]:
 
 
 def plain(config: schema.Config, columns: Sequence[Column]) -> dict[str, Any]:
-  """Returns the content of the file `NUMBERS`; metrics and headlines are named `EVALUATION/METRIC`."""
+  """Returns the content of the JSON file `NUMBERS`; metrics and headlines are named `EVALUATION/METRIC`."""
   return {
       'version': __version__, 'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
       'data': config.data.source,
@@ -100,37 +100,39 @@ def plain(config: schema.Config, columns: Sequence[Column]) -> dict[str, Any]:
       'weights': [{
           'source': column.source, 'network': column.network, 'images': column.images,
           'num_parameters': column.num_params, 'metrics': column.metrics,
-          'headlines': {name: f'{name}/{result.headline}' for name, result in column.found.items() if result.headline},
-          'num_examples': {name: result.num_examples for name, result in column.found.items()},
+          'headlines': {name: f'{name}/{result.headline}'
+                        for name, result in column.results.items() if result.headline},
+          'num_examples': {name: result.num_examples for name, result in column.results.items()},
           'not_measured': column.reasons, 'seconds': column.seconds} for column in columns]}
 
 
 def table(columns: Sequence[Column]) -> list[tuple[str, list[str], int]]:
-  """Returns rows: metric, its value for each of the weights, and the column of the best; -1 = none is the best."""
-  evaluations = list(dict.fromkeys(name for column in columns for name in (*column.seconds, *column.found)))
-  names = sorted(dict.fromkeys(name for column in columns for name in column.metrics
-                               if results.is_telling(name.split('/', 1)[1], 1000)),
-                 key=lambda name: evaluations.index(name.split('/')[0]))
-  rows, main_metrics = [], headlines(columns)
-  for name in names:
-    values = [column.metrics.get(name) for column in columns]
-    known = [value for value in values if value is not None]
-    is_loss = name.endswith(('/nll', '/ece'))  # negative log-likelihood, and expected calibration error
-    is_ranked = name in main_metrics or is_loss or (is_share(name) and '_std' not in name)
-    best_value = min(known) if is_loss else max(known)
-    best = values.index(best_value) if is_ranked and len(set(known)) > 1 else -1
-    cells = ['-' if value is None else html_pages.format_metric(name, value) for value in values]
-    rows.append((name, cells, best))
+  """Returns the rows: a metric, the cell of each column, and the index of the best column; -1 = no value is better."""
+  evaluations = list(dict.fromkeys(name for column in columns for name in (*column.seconds, *column.results)))
+  metrics = dict.fromkeys(metric for column in columns for metric in column.metrics
+                          if results.is_telling(metric.split('/', 1)[1], 1000))
+  main_metrics = headlines(columns)
+  rows = []
+  for metric in sorted(metrics, key=lambda metric: evaluations.index(metric.split('/')[0])):
+    values = [column.metrics.get(metric) for column in columns]
+    measured = [value for value in values if value is not None]
+    is_lower_better = metric.endswith(('/nll', '/ece'))  # negative log-likelihood, expected calibration error
+    is_ranked = metric in main_metrics or is_lower_better or (is_share(metric) and '_std' not in metric)
+    best_value = min(measured) if is_lower_better else max(measured)
+    best_column = values.index(best_value) if is_ranked and len(set(measured)) > 1 else -1
+    cells = ['-' if value is None else html_pages.format_metric(metric, value) for value in values]
+    rows.append((metric, cells, best_column))
   return rows
 
 
 def headlines(columns: Sequence[Column]) -> set[str]:
   """Returns the main metric of each evaluation, as `EVALUATION/METRIC`."""
-  return {f'{name}/{result.headline}' for column in columns for name, result in column.found.items() if result.headline}
+  pairs = (pair for column in columns for pair in column.results.items())
+  return {f'{name}/{result.headline}' for name, result in pairs if result.headline}
 
 
 def text(columns: Sequence[Column]) -> str:
-  """Returns the table as text, and below it why evaluations were not measured."""
+  """Returns the table as text, and below the table the reasons why evaluations were not measured."""
   rows = [('', [column.title for column in columns]), *((name, cells) for name, cells, _ in table(columns))]
   name_width = max(len(name) for name, _ in rows)
   widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(columns))]
@@ -145,6 +147,6 @@ def render(content: Mapping[str, Any], columns: Sequence[Column]) -> str:
   return html_pages.render(
       'report_card.html', title='Report card', data=content['data'], protocols=content['protocols'], columns=columns,
       rows=table(columns), headlines=headlines(columns),
-      counts={name: sorted({column.found[name].num_examples for column in columns if name in column.found})
+      counts={name: sorted({column.results[name].num_examples for column in columns if name in column.results})
               for name in content['protocols']},
       version=content['version'], date=content['date'])

@@ -1,7 +1,7 @@
 """The curves of `report.html`: metrics by step, of one run or of several in the same chart.
 
-`report.py` calls `draw` for each of `KINDS`. Training metrics are those of single batches; where they are noisy, the
-curve is their moving mean, labeled as such, with the single values behind it. Evaluations are never smoothed.
+`report.py` calls `draw` for each of `KINDS`. Training metrics are measured on single batches. For the noisy ones, the
+curve is a moving mean, which the label says, with the single values behind it. Evaluations are never smoothed.
 """
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from markupsafe import Markup
 from vit_jax.inspect import charts
 from vit_jax.record.reader import Row
 
-_MEAN_PART = 25  # a mean covers 1/25 of the rows of a curve
-_LEAST_TO_SMOOTH = 20  # rows; a shorter curve is not smoothed
+_WINDOWS_PER_CURVE = 25  # a moving mean covers 1/25 of the rows of a curve
+_MIN_ROWS_TO_SMOOTH = 20
 
 
 class Kind(NamedTuple):
-  """A chart of the report, and the metrics that are its curves.
+  """The settings of a chart of the report.
 
-  unit: of the axis y.
-  pattern: a regular expression for the complete names of its metrics.
-  factor: by which values are multiplied, such as 100 for percent.
-  note: a text below the chart; it is only shown if the metric `smooths` has a curve.
-  is_log: whether the axis y is logarithmic.
-  smooths: the metric whose curve is a moving mean; '' = none.
+  unit: the label of the y axis.
+  pattern: a regular expression for the complete names of the metrics that are curves of the chart.
+  factor: values are multiplied by this number, such as 100 for percent.
+  note: a text below the chart; shown only if `smoothed_metric` has a curve.
+  is_log: whether the y axis is logarithmic.
+  smoothed_metric: the metric whose curve is a moving mean; '' = none.
   """
   title: str
   unit: str
@@ -35,19 +35,19 @@ class Kind(NamedTuple):
   factor: float = 1.
   note: str = ''
   is_log: bool = False
-  smooths: str = ''
+  smoothed_metric: str = ''
 
 
 KINDS = (
-    Kind('Loss', 'nats', r'train/loss|[^/]+/(nll|loss)(@.*)?', smooths='train/loss', note=(
+    Kind('Loss', 'nats', r'train/loss|[^/]+/(nll|loss)(@.*)?', smoothed_metric='train/loss', note=(
         'train/loss is the objective, with augmentation and label smoothing if the run has them; single batches are '
         'drawn faintly. Evaluations are exact and not smoothed.')),
     Kind('Accuracy', '%', r'train/accuracy|.+/(top1(_k20)?|10shot)([.]partial\d+)?(@.*)?', 100.,
-         smooths='train/accuracy', note='train/accuracy is that of batches, faintly each, with their augmentation. '
-         'Evaluations are not smoothed.'),
+         smoothed_metric='train/accuracy', note='train/accuracy is measured on augmented batches; single batches are '
+         'drawn faintly. Evaluations are not smoothed.'),
     Kind('RankMe of features', 'dimensions', r'.+/rank_me([.]partial\d+)?(@.*)?'),
     Kind('Spread of features', 'standard deviation',
-              r'train/(deviation|spread)|.+/deviation([.]partial\d+)?(@.*)?'),
+         r'train/(deviation|spread)|.+/deviation([.]partial\d+)?(@.*)?'),
     Kind('Alignment and uniformity', '', r'.+/(alignment|uniformity)([.]partial\d+)?(@.*)?'),
     Kind('Teacher', 'nats', r'train/(teacher_entropy|information|patch_entropy|patch_information)'),
     Kind('Prototypes in use', '%', r'train/(patch_)?used_prototypes', 100.),
@@ -65,50 +65,52 @@ class Chart(NamedTuple):
 
 
 def draw(kind: Kind, runs: Sequence[tuple[str, Sequence[Row]]]) -> Chart | None:
-  """Draws a chart of one or several runs; returns None if none of them has such metrics.
+  """Draws a chart of one or several runs; returns None if no run has a metric of the chart.
 
   Args:
-    kind: the chart.
-    runs: the name and the rows of each run; if there are several, labels of curves begin with the name.
+    kind: the settings of the chart.
+    runs: the name and the rows of each run; if there are several runs, labels of curves begin with the name.
   """
-  series: list[tuple[str, Sequence[Row], str]] = []  # name of the run, its rows, metric
+  series: list[tuple[str, Sequence[Row], str]] = []  # the name of the run, the rows of the run, the metric
   for run, rows in runs:
     metrics = {name for row in rows for name in row if re.fullmatch(kind.pattern, name)}
     series += [(run, rows, name) for name in sorted(metrics, key=lambda name: (not name.startswith('train/'), name))]
   if not series:
     return None
-  is_one_metric = len({name for _, _, name in series}) == 1
+  all_metrics = {metric for _, _, metric in series}
   curves = []
-  for run, rows, name in series:
-    points = [(row['step'], kind.factor * row[name]) for row in rows if name in row and 'step' in row]
-    curve = charts.Curve(name, *zip(*points, strict=True))
-    if name == kind.smooths:
+  for run, rows, metric in series:
+    points = [(row['step'], kind.factor * row[metric]) for row in rows if metric in row and 'step' in row]
+    curve = charts.Curve(metric, *zip(*points, strict=True))
+    if metric == kind.smoothed_metric:
       curve = smooth(curve)
     if len(runs) > 1:
-      mean = curve.label.removeprefix(name)  # such as ', mean over 40 steps'
-      curve = curve._replace(label=run + mean if is_one_metric else f'{run}: {curve.label}', raw=())
+      mean_note = curve.label.removeprefix(metric)  # such as ', mean over 40 steps'
+      label = f'{run}{mean_note}' if len(all_metrics) == 1 else f'{run}: {curve.label}'
+      curve = curve._replace(label=label, raw=())
     curves.append(curve)
-  note = kind.note if any(name == kind.smooths for _, _, name in series) else ''
+  note = kind.note if kind.smoothed_metric in all_metrics else ''
   return Chart(kind.title, charts.draw_curves(curves, xlabel='step', ylabel=kind.unit, log=kind.is_log), note)
 
 
 def smooth(curve: charts.Curve) -> charts.Curve:
-  """Returns the moving mean of a curve, centered, with the curve itself behind it; a short curve stays as it is.
+  """Returns the centered moving mean of a curve, with the single values behind it; a short curve stays unchanged.
 
-  The label says how many steps a mean covers. Values that are not finite are left out of it. At both ends of the curve
-  the window is cut, so that a mean there covers fewer rows.
+  The label says how many steps a mean covers. Values that are not finite are left out of the mean. At both ends of the
+  curve the window is cut, so that the mean covers fewer rows.
   """
   x, y = np.asarray(curve.x, np.float64), np.asarray(curve.y, np.float64)
-  if len(y) < _LEAST_TO_SMOOTH:
+  if len(y) < _MIN_ROWS_TO_SMOOTH:
     return curve
-  width = max(3, len(y) // _MEAN_PART) | 1  # rows of the window, an odd number
-  steps = round(float(np.median(np.diff(x))) * width)
+  width = max(3, len(y) // _WINDOWS_PER_CURVE) | 1  # rows of the window, an odd number
+  num_steps = round(float(np.median(np.diff(x))) * width)
   is_finite = np.isfinite(y)
   rows = np.arange(len(y))
-  starts, ends = np.maximum(rows - width // 2, 0), np.minimum(rows + width // 2 + 1, len(y))
+  starts = np.maximum(rows - width // 2, 0)
+  ends = np.minimum(rows + width // 2 + 1, len(y))
   # The sum of a window is the difference of two cumulative sums, `[0, y0, y0 + y1, …]`.
   sums = np.concatenate([[0.], np.cumsum(np.where(is_finite, y, 0.))])
   counts = np.concatenate([[0.], np.cumsum(is_finite.astype(float))])
-  total, count = sums[ends] - sums[starts], counts[ends] - counts[starts]
-  mean = np.where(count > 0, total / np.maximum(count, 1.), np.nan)
-  return charts.Curve(f'{curve.label}, mean over {steps:,} steps', curve.x, mean.tolist(), curve.y)
+  num_finite = counts[ends] - counts[starts]
+  mean = np.where(num_finite > 0, (sums[ends] - sums[starts]) / np.maximum(num_finite, 1.), np.nan)
+  return charts.Curve(f'{curve.label}, mean over {num_steps:,} steps', curve.x, mean.tolist(), curve.y)

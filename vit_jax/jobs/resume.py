@@ -1,8 +1,8 @@
-"""What `train` reads of a run directory when a run is resumed, and what must not have changed.
+"""Reads a run directory for `train` when a run resumes, and checks that the run has not changed.
 
 `train` calls these functions in this order. Before the data are opened: `find_machine`, `check_weights`, `pin_sources`,
 `keep_orientation`, `check_same`, `find_classes`. With the restored checkpoint: `check_data`, `check_settings` and the
-warnings. Before the loop: `find_finished`, `write_config`, `find_lost`.
+warnings. Before the loop: `find_finished`, `write_config`, `find_lost`. `meta` comes from `checkpoint_files.read_meta`.
 """
 from __future__ import annotations
 
@@ -26,17 +26,14 @@ from vit_jax.parallel import xla_flags
 from vit_jax.record import checkpoint_files, clock, machine, progress, reader, run_directory, storage
 
 log = logging.getLogger('vit_jax.jobs')
-_OF_THE_MACHINE = ('mesh', *layout.AUTO, 'train.progress', 'train.cpu_threads', 'data.workers', 'data.threads')
-"""Beginnings of the names of settings that may differ when a run is resumed on other hardware."""
-_UNIMPORTANT = ('mesh.chosen', 'trackers.')
-"""Beginnings of the names of settings that the program writes, or that no result depends on."""
+_MACHINE_SETTINGS = ('mesh', *layout.AUTO, 'train.progress', 'train.cpu_threads', 'data.workers', 'data.threads')
+"""Prefixes of the settings that may differ when a run is resumed on other hardware."""
+_UNIMPORTANT_SETTINGS = ('mesh.chosen', 'trackers.')
+"""Prefixes of the settings that the program itself writes, or on which no result depends."""
 
 
 def check_settings(meta: Mapping[str, Any], config: schema.Config, workdir: storage.Path, *, is_done: bool) -> None:
-  """Raises UserError if settings of a run differ from those of its checkpoint, whose description is `meta`.
-
-  The preprocessing of images may change while a run trains, but not when it `is_done`.
-  """
+  """Raises UserError if settings differ from a checkpoint's; those of preprocessing may, unless the run `is_done`."""
   changed = {name: values for name, values in provenance.differences(meta, config).items()
              if is_done or not provenance.is_preprocessing(name)}
   if changed:
@@ -50,7 +47,7 @@ def find_machine(workdir: storage.Path) -> dict[str, Any]:
 
 
 def find_classes(workdir: storage.Path) -> tuple[str, ...]:
-  """Returns the classes of the run in a directory, in their order; () if it has no readable checkpoint."""
+  """Returns the class names of a run in the order of the labels; () if the run has no readable checkpoint."""
   return tuple(_find_meta(workdir).get('class_names', ()))
 
 
@@ -60,13 +57,13 @@ def _find_meta(workdir: storage.Path) -> dict[str, Any]:
   for step in checkpoint_files.steps(folder)[::-1]:
     try:
       return checkpoint_files.read_meta(folder / str(step))
-    except (failures.Damaged, UserError):  # it is reported when the state is restored
+    except (failures.Damaged, UserError):  # a damaged checkpoint is reported when the state is restored
       continue
   return {}
 
 
 def warn_of_machine(meta: Mapping[str, Any]) -> None:
-  """Warns if this machine may compute other bits than the one on which a checkpoint was saved."""
+  """Warns if this machine may compute other bits than the machine on which a checkpoint was saved."""
   if changed := machine.differences(meta.get('machine', {}), machine.describe()):
     log.warning('The run continues, but not bit for bit as on the machine before:\n%s', '\n'.join(
         f'  {name}: {old or "none"} -> {new or "none"}' for name, (old, new) in changed.items()))
@@ -76,15 +73,15 @@ def warn_of_machine(meta: Mapping[str, Any]) -> None:
 
 
 def warn_of_files(meta: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
-  """Warns if files of the data were written since a checkpoint was saved; the digest of the data may be the same."""
+  """Warns if data files have changed since a checkpoint was saved; the digest of the data may still be equal."""
   if changed := content.changed_files(meta.get('files', {}), sources):
     log.warning('Files of the data have changed since the run was saved, and the run continues with what they contain '
                 'now:\n%s', '\n'.join(changed))
 
 
-def check_data(saved: Mapping[str, Any], now: Mapping[str, Any], workdir: storage.Path) -> None:
-  """Raises UserError if a run would continue with other data, or in another order, than before."""
-  changed = [f'  {name}: {saved.get(name)} -> {value}' for name, value in now.items() if saved.get(name) != value]
+def check_data(saved: Mapping[str, Any], current: Mapping[str, Any], workdir: storage.Path) -> None:
+  """Raises UserError if the data or their order differ between the checkpoint (`saved`) and this command."""
+  changed = [f'  {name}: {saved.get(name)} -> {value}' for name, value in current.items() if saved.get(name) != value]
   if changed:
     raise UserError(f'--workdir={workdir}: expected a run on the same data in the same order, got changes:\n'
                     + '\n'.join(changed) + '\nUse the data settings of that run, or another --workdir.')
@@ -96,7 +93,7 @@ def check_same(workdir: storage.Path, config: schema.Config) -> None:
   if not path.is_file() or not checkpoint_files.steps(workdir / 'checkpoints'):
     return
   changed = [line for line in changes(json_files.to_plain(json_files.read(path)), config)
-             if not line.strip().startswith(_OF_THE_MACHINE)]
+             if not line.strip().startswith(_MACHINE_SETTINGS)]
   if changed:
     raise UserError('\n'.join([
         f'--workdir: expected a name for this run, as {workdir} has one with other settings, got none:', *changed,
@@ -104,26 +101,27 @@ def check_same(workdir: storage.Path, config: schema.Config) -> None:
 
 
 def check_weights(workdir: storage.Path, config: schema.Config) -> None:
-  """Raises UserError if a run that resumes began from other weights than this command names, as it cannot use them."""
-  before = build.saved_config(workdir) if checkpoint_files.steps(workdir / 'checkpoints') else None
-  if not config.init_from or not before:
+  """Raises UserError if this command names other initial weights than the run that it resumes began from."""
+  saved = build.saved_config(workdir) if checkpoint_files.steps(workdir / 'checkpoints') else None
+  if not config.init_from or not saved:
     return
-  old, new = before.init_from, redacted(config.init_from)
-  paths = {where if '://' in where else os.path.realpath(os.path.expanduser(where)) for where in (old, new) if where}
-  if old != new and not (old and len(paths) == 1):  # one file may be written in several ways
-    began = f'one that began from {old}' if old else 'one that began from none'
-    advice = f'Use {old}, or' if old else 'Leave them out, or use'
-    raise UserError(f'--workdir={workdir}: expected a run that began from the weights {new}, got {began}. {advice} '
-                    'another --workdir.')
+  old, new = saved.init_from, redacted(config.init_from)
+  real_paths = {path if '://' in path else os.path.realpath(os.path.expanduser(path)) for path in (old, new)}
+  if old and len(real_paths) == 1:  # the same file may have several paths
+    return
+  began = f'one that began from {old}' if old else 'one that began from none'
+  advice = f'Use {old}, or' if old else 'Leave them out, or use'
+  raise UserError(f'--workdir={workdir}: expected a run that began from the weights {new}, got {began}. {advice} '
+                  'another --workdir.')
 
 
 def find_lost(workdir: storage.Path, start: int) -> clock.Lost:
-  """Returns what the previous start did after step `start`, the one of the checkpoint; nothing unless in process 0."""
+  """Returns and logs the work that the previous start did after step `start`; processes other than 0 return no work."""
   if not start or jax.process_index():
     return clock.Lost(0, 0.)
   try:
     events = reader.read_end(workdir, since=start)
-  except FileNotFoundError:  # the record was removed
+  except FileNotFoundError:  # a user removed the record
     events = []
   lost = clock.find_lost(events, resumed_from=start)
   if lost.steps:
@@ -141,9 +139,9 @@ def record(workdir: storage.Path) -> reader.Run:
 
 
 def find_finished(workdir: storage.Path, until: str, step: int, digest: str) -> dict[str, Any] | None:
-  """Returns the results of a run that has ended, or paused at `until`; None if there are none.
+  """Returns the results of a run that has ended, or paused at `until`; None if the run is not finished.
 
-  They must be of this step and this digest of the parameters. Process 0 decides for all; others may get {}.
+  Only results with this step and this digest of the parameters count. Process 0 decides; other processes may get {}.
   """
   try:
     final = documents.load(workdir / (run_directory.paused_file(until) if until else 'final.json'))
@@ -156,16 +154,15 @@ def find_finished(workdir: storage.Path, until: str, step: int, digest: str) -> 
 
 
 def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
-  """Returns the config with each dataset of a hub at a commit: that of the run in `workdir`, or else the newest one.
+  """Returns the config with each hub dataset at a commit: the commit of the run in `workdir`, or else the newest one.
 
   Raises UserError or TemporaryError if a dataset is not found.
   """
-  before = build.saved_config(workdir)
-  known = [before.data.source, before.data.pseudo.source] if before else []
-  known += [evaluation.source for evaluation in before.evals.values()] if before else []
-
+  saved = build.saved_config(workdir)
+  saved_sources = [saved.data.source, saved.data.pseudo.source] if saved else []
+  saved_sources += [evaluation.source for evaluation in saved.evals.values()] if saved else []
   def pin(source: str) -> str:
-    return opening.pin(source, known)
+    return opening.pin(source, saved_sources)
   pinned: schema.Config = schema.replaced(config, {
       'data.source': pin(config.data.source), 'data.pseudo.source': pin(config.data.pseudo.source),
       'evals': {name: dataclasses.replace(evaluation, source=pin(evaluation.source))
@@ -175,21 +172,22 @@ def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
 
 def keep_orientation(config: schema.Config, workdir: storage.Path) -> schema.Config:
   """Returns the config with the EXIF orientation of the run in `workdir`, unless the config sets one."""
-  before, recipe = build.saved_config(workdir), config.data.recipe
-  if before is None or recipe.exif_orientation is not schema.Exif.AUTO:
+  saved = build.saved_config(workdir)
+  if saved is None or config.data.recipe.exif_orientation is not schema.Exif.AUTO:
     return config
-  kept: schema.Config = schema.replaced(config, {'data.recipe.exif_orientation': before.data.recipe.exif_orientation})
+  kept: schema.Config = schema.replaced(config, {'data.recipe.exif_orientation': saved.data.recipe.exif_orientation})
   return kept
 
 
 def write_config(workdir: storage.Path, config: schema.Config) -> None:
-  """Writes `config.json`, and warns of settings that differ from those the run was started with."""
+  """Writes `config.json`, and warns of settings that differ from the settings with which the run was started."""
   path = workdir / 'config.json'
   try:
     if not jax.process_index() and path.exists():
-      before = documents.load(path)
+      saved = documents.load(path)
       # A study writes the config of a run before the run has chosen its layout.
-      if changed := changes(before, config if before['mesh']['chosen'] else layout.unchosen(config)):
+      comparable = config if saved['mesh']['chosen'] else layout.unchosen(config)
+      if changed := changes(saved, comparable):
         log.warning('These settings differ from those the run was started with:\n%s', '\n'.join(changed))
   except (KeyError, TypeError, ValueError, IsADirectoryError) as error:
     log.warning('%s is damaged (%s) and is replaced by the config of this command.', path, failures.first_line(error))
@@ -198,14 +196,14 @@ def write_config(workdir: storage.Path, config: schema.Config) -> None:
   run_directory.write_text(path, json_files.to_json(config))
 
 
-def changes(before: Any, config: schema.Config) -> list[str]:
-  """Returns one line per setting of `config` that differs from `before`, a config as parsed JSON.
+def changes(saved: Any, config: schema.Config) -> list[str]:
+  """Returns one line per setting of `config` that differs from `saved`, a config as parsed JSON.
 
-  A run replaces `auto` of the EXIF orientation by what its data need, so that `auto` equals every value.
+  The EXIF orientation `auto` equals every value, since a run replaces `auto` with the orientation that the data need.
   """
-  old, new = json_files.flat(before), json_files.flat(json_files.to_plain(config))
-  decided = 'data.recipe.exif_orientation'
-  if schema.Exif.AUTO.value in (old.get(decided), new.get(decided)):
-    old[decided] = new.get(decided)
+  old, new = json_files.flat(saved), json_files.flat(json_files.to_plain(config))
+  orientation = 'data.recipe.exif_orientation'
+  if schema.Exif.AUTO.value in (old.get(orientation), new.get(orientation)):
+    old[orientation] = new.get(orientation)
   return [f'  {name}: {old.get(name)} -> {new.get(name)}' for name in sorted(old.keys() | new.keys())
-          if old.get(name) != new.get(name) and not name.startswith(_UNIMPORTANT)]
+          if old.get(name) != new.get(name) and not name.startswith(_UNIMPORTANT_SETTINGS)]

@@ -1,11 +1,11 @@
-"""`--job=serve`: pages in the browser: the report of a run while it trains, classes and attention of images, mistakes.
+"""`--job=serve`: live pages in the browser: the report of a run, classes and attention of images, mistakes in a folder.
 
 `commands.Command.run` calls `run`, which starts the server of `serve_http.py`. The server answers this machine only,
 unless `--host` is set, and writes no files. The network of a run computes on the CPU, as training may use the
-accelerator, and is loaded again when a newer checkpoint is saved. These threads run, of which one computes at a time:
+accelerator, and is loaded again when a newer checkpoint is saved. One thread at a time uses the network:
 
-  main thread          the event loop of the server, which hands each request to a thread of a pool
-  threads of the pool  `Pages` make the pages; `Network.classify` and `Network.attention` answer for sent images
+  main thread          runs the event loop of the server, which passes each request to a thread of a pool
+  threads of the pool  make the pages (`Pages`), and classify uploaded images (`Network.classify`, `Network.attention`)
   thread of `Folder`   classifies the images of a folder; the page of mistakes shows the results so far
 """
 from __future__ import annotations
@@ -45,26 +45,25 @@ from vit_jax.weights.reading import Reading
 
 log = logging.getLogger('vit_jax.jobs')
 _REPORT_FILES = ('metrics.jsonl', 'config.json', 'final.json', 'evaluate.json', 'predictions.npz')  # of a run
-MAX_PIXELS = 64_000_000  # of an image, before it is resized
-TOP = 5  # classes that are shown of an image
-BATCH = 16  # images of a folder; other requests are computed between two batches
-MAX_MISTAKES = 200  # of a folder, that the page shows
+MAX_PIXELS = 64_000_000  # of an image before resizing
+TOP = 5  # classes that are shown for an image
+BATCH = 16  # images of a folder that are classified together; other requests are answered between two batches
+MAX_MISTAKES = 200  # on the page of a folder
 _THUMBNAIL_PX = 112
 
 
 def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, host: str, port: int,
         reading: Reading, classes: str) -> int:
-  """Serves the page until Ctrl-C.
+  """Serves the pages until Ctrl-C; returns the exit status 0.
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
-    workdir: a run, instead of weights.
+    workdir: a run directory, in place of weights.
     files: at most one folder of images, with a subfolder for each class.
     host, port: the address on which the server listens.
 
-  Raises:
-    UserError: neither or both of weights and a run are given, they cannot be read, the port is in use, or a package is
-      missing.
+  Raises UserError if neither or both of weights and a run are given, one of them cannot be read, the port is in use, or
+  a package is missing.
   """
   if bool(weights) == (workdir is not None):
     raise UserError(f'--weights: expected either --weights or --workdir, got {"both" if weights else "none"}. Set one '
@@ -107,19 +106,16 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
 
 
 class Pages:
-  """The pages of the server: the report of a run, the page for images, and the mistakes in a folder.
+  """The pages of the server: the report of a run, a page for uploaded images, and the mistakes in a folder.
 
-  Args:
-    workdir: the directory of a run, whose report is a page; None without a run.
-    folder: the folder of images whose mistakes are a page; None without one.
-    title: the title of the pages.
+  Without `workdir`, there is no report, and without `folder`, no page of mistakes. `title` is for the page for images.
   """
 
   def __init__(self, workdir: storage.Path | None, folder: Folder | None, *, title: str) -> None:
     self._workdir, self._folder = workdir, folder
-    self._lock = threading.Lock()  # so that one thread makes the report, and the others return the same one
-    self._report_signature, self._report = '', b''
-    self._pages: dict[str, Callable[[], Answer]] = {}
+    self._report_lock = threading.Lock()  # one thread makes the report; others wait for the same report
+    self._report, self._report_signature = b'', ''  # the page, and `_signature()` at the time when it was made
+    self._pages: dict[str, Callable[[], Answer]] = {}  # by address, in the order of the menu
     if workdir is not None:
       self._pages['/report'] = self._show_report
     self._pages['/images'] = functools.partial(
@@ -130,28 +126,28 @@ class Pages:
     self._menu = [(address, address[1:].capitalize()) for address in self._pages]
 
   def by_address(self) -> dict[str, Callable[[], Answer]]:
-    """Returns, for each address, the function that makes its answer. `/` has the first page of the menu."""
+    """Returns the functions that make the answers, by address. The address `/` has the first page of the menu."""
     def script(name: str) -> Answer:
       return Answer(html_pages.read(name).encode(), 'text/javascript; charset=utf-8')
-
     first_page, *_ = self._pages.values()
     return {**self._pages, '/': first_page, '/state': self._state, '/live.js': functools.partial(script, 'live.js'),
             '/sort.js': functools.partial(script, 'sort.js')}
 
   def _state(self) -> Answer:
-    """Returns a text that changes when the report or the folder's page does; `live.js` then loads the page again."""
+    """Returns a text that changes with the report and the folder's page; `live.js` then loads the page again."""
     num_done = self._folder.num_done if self._folder else 0
     return Answer(f'{self._signature()} {num_done}'.encode(), 'text/plain; charset=utf-8')
 
   def _signature(self) -> str:
-    """Returns times and sizes of the files that the report is made of; a growing file may have several blocks."""
+    """Returns times and sizes of the files of the report; a growing file may have several blocks on the disk."""
     paths = [] if self._workdir is None else [os.path.join(self._workdir, name) for name in _REPORT_FILES]
-    stats_by_path = [[block.stat() for block in growing.blocks(path)] for path in paths if storage.is_local(path)]
-    return str([[(stat.st_mtime_ns, stat.st_size) for stat in stats] for stats in stats_by_path])
+    stats = [[block.stat() for block in growing.blocks(path)] for path in paths if storage.is_local(path)]
+    return str([[(stat.st_mtime_ns, stat.st_size) for stat in stats_of_file] for stats_of_file in stats])
 
   def _show_report(self) -> Answer:
-    with self._lock:
-      signature = self._signature()  # before the files are read, so that a later change is seen at the next request
+    """Returns the report, which is made again only if its files have changed."""
+    with self._report_lock:
+      signature = self._signature()  # before the report reads the files, so that the next request sees later changes
       if signature != self._report_signature or not self._report:
         page = report.to_html([str(self._workdir)], menu=self._menu, here='/report')
         self._report, self._report_signature = page.encode(errors='backslashreplace'), signature
@@ -173,11 +169,11 @@ class Pages:
 
 
 class Network:
-  """A network that threads share: a lock lets one of them use it at a time.
+  """A network that threads share; a lock ensures that one thread at a time uses the network.
 
   Args:
-    load: loads the network.
-    newest_step: returns the step of the newest weights, None before the first. When it changes, they are loaded again.
+    load: loads the network with the newest weights.
+    newest_step: returns the step of the newest weights, None before the first. Weights of a new step are loaded.
     model: the network, if it is loaded already.
   """
 
@@ -188,7 +184,7 @@ class Network:
 
   @contextlib.contextmanager
   def use(self) -> Iterator[Model]:
-    """Holds the lock and yields the network with the newest weights. Raises Refused if it cannot load any."""
+    """Holds the lock and yields the network with the newest weights. Raises Refused if no weights can be loaded."""
     with self._lock:
       try:
         if (newest_step := self._newest_step()) is None:
@@ -202,16 +198,17 @@ class Network:
   def classify(self, encoded: bytes) -> dict[str, Any]:
     """Returns the most probable classes of an image file, and the image as the network receives it, as JSON."""
     with self.use() as model:
-      began, image = time.monotonic(), decode(encoded, model.decoding)
+      began_s = time.monotonic()
+      image = decode(encoded, model.decoding)
       prepared = model.prepare(image)
       guesses = model.rank(model.logits([prepared], prepared=True)[0], top=TOP) if model.weights.num_classes else []
       return {'classes': [guess.plain() for guess in guesses],
               'image': html_pages.data_uri(html_pages.to_png(prepared)),
               'size': f'{image.shape[1]:,} × {image.shape[0]:,} px', 'has_attention': model.num_layers > 0,
-              'weights': model.weights.source, 'seconds': round(time.monotonic() - began, 3)}
+              'weights': model.weights.source, 'seconds': round(time.monotonic() - began_s, 3)}
 
   def attention(self, encoded: bytes) -> dict[str, Any]:
-    """Returns the attention of an image file over all layers, as colors over the image and as its brightness."""
+    """Returns two pictures of the attention over all layers: as colors over the image, and as its brightness."""
     with self.use() as model:
       if not model.num_layers:
         raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, 'This network has no attention.')
@@ -226,19 +223,19 @@ def decode(encoded: bytes, options: headers.DecodeOptions = UPRIGHT) -> HostArra
 
   Raises Refused if the format is not supported, or the image is damaged or has more than `MAX_PIXELS`.
   """
-  kind = headers.detect_format(encoded[:256])
-  if kind not in headers.FORMATS:
+  file_format = headers.detect_format(encoded[:256])
+  if file_format not in headers.FORMATS:
     raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f'Expected a {headers.NAMES} file, got '
-                  f'{kind.upper() or "another kind of file"}.')
+                  f'{file_format.upper() or "another kind of file"}.')
   try:
     return decoding.decode(encoded, options._replace(max_pixels=MAX_PIXELS))
   except headers.BadImage as error:
-    text = str(error).partition(' Shrink')[0].rstrip('.')
-    raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f'The image could not be read: {text}.') from error
+    problem = str(error).partition(' Shrink')[0].rstrip('.')  # without advice that does not apply to uploads
+    raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f'The image could not be read: {problem}.') from error
 
 
 class Mistake(NamedTuple):
-  """A wrongly classified image: its file, the guesses for its label and for the predicted class, and a small PNG."""
+  """A wrongly classified image: the file, the guess for the label, the best guess, and a small PNG of the image."""
   file: str
   label: Guess
   predicted: Guess
@@ -246,15 +243,14 @@ class Mistake(NamedTuple):
 
 
 class Folder:
-  """The images of a folder, labeled by the subfolder that they are in, and their classes by a network.
+  """The images of a folder with the guesses of a network; the name of an image's subfolder is its class.
 
-  The thread of `run` appends to `rows`, `mistakes` and `notes`, and sets the other attributes. Other threads copy them.
+  The thread that calls `run` fills the attributes; other threads read them and copy the lists first.
 
   Args:
-    root: the folder; links that lead out of it are skipped.
+    root: the folder; links that lead out of the folder are skipped.
 
-  Raises:
-    UserError: it is not a folder, or has no images.
+  Raises UserError if `root` is not a folder, or has no images.
   """
 
   def __init__(self, root: str) -> None:
@@ -269,48 +265,52 @@ class Folder:
     self.rows: list[tuple[int, list[Guess]]] = []  # the label and the `TOP` best guesses of each image
     self.mistakes: list[Mistake] = []
     self.class_names: Sequence[str] = ()
-    self.num_done, self.error = 0, ''
+    self.num_done = 0  # images that were classified or left out
+    self.error = ''  # why `run` ended early
 
   def run(self, network: Network) -> None:
-    """Classifies all images, batch by batch. An error of the weights ends it, and is kept as `error`."""
-    labels: dict[str, int | None] = {}  # by the name of a subfolder; None = it is not named after a class
+    """Classifies all images, batch by batch. If the weights cannot be used, ends early and sets `error`."""
+    label_by_subfolder: dict[str, int | None] = {}  # None = the subfolder is not named after a class
     try:
       for start in range(0, len(self.paths), BATCH):
         with network.use() as model:
-          self._classify(self.paths[start:start + BATCH], labels, model)
+          self._classify(self.paths[start:start + BATCH], label_by_subfolder, model)
         self.num_done = min(start + BATCH, len(self.paths))
     except Refused as error:
       self.error = str(error)
 
-  def _classify(self, paths: Sequence[pathlib.Path], labels: dict[str, int | None], model: Model) -> None:
-    """Adds a row for each image, and to `labels` the label of each subfolder that is new."""
+  def _classify(self, paths: Sequence[pathlib.Path], label_by_subfolder: dict[str, int | None], model: Model) -> None:
+    """Adds rows and mistakes of the images, and labels of new subfolders. Raises Refused if there is no head."""
     if not model.weights.num_classes:
       raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, 'The weights have no classification head.')
-    self.class_names, images = model.class_names, []
+    self.class_names = model.class_names
+    labeled = []  # file, label and image as the network receives it
     for path in paths:
-      name, file = path.parent.name, str(path.relative_to(self.root))
+      subfolder, file = path.parent.name, str(path.relative_to(self.root))
       try:
-        if name not in labels:
-          labels[name] = None  # stays None if there is no such class, so that the note below is written once
-          labels[name] = model.find_class(name)
-        if (label := labels[name]) is not None:
-          images.append((file, label, model.prepare(decode(user_files.read_image(path), model.decoding))))
+        if subfolder not in label_by_subfolder:
+          label_by_subfolder[subfolder] = None  # remains if `find_class` raises UserError, so that one note is written
+          label_by_subfolder[subfolder] = model.find_class(subfolder)
+        label = label_by_subfolder[subfolder]
+        if label is not None:
+          labeled.append((file, label, model.prepare(decode(user_files.read_image(path), model.decoding))))
       except UserError:
-        self.notes.append(f'Folder {name}: its images are left out, as it is not named after a class of the weights.')
+        self.notes.append(f'Folder {subfolder}: its images are left out, as it is not named after a class of the '
+                          'weights.')
       except (Refused, headers.BadImage, OSError) as error:
         self.notes.append(f'{file}: {error}')
-    logits = model.logits([image for _, _, image in images], prepared=True) if images else ()
-    for (file, label, image), row in zip(images, logits, strict=True):
+    logits = model.logits([image for _, _, image in labeled], prepared=True) if labeled else ()
+    for (file, label, image), row in zip(labeled, logits, strict=True):
       ranked = model.rank(row, top=len(row))
       self.rows.append((label, ranked[:TOP]))
       if ranked[0].label != label and len(self.mistakes) < MAX_MISTAKES:
+        guess_of_label = next(guess for guess in ranked if guess.label == label)
         thumbnail = Image.fromarray(image)
         thumbnail.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
-        self.mistakes.append(Mistake(file, next(guess for guess in ranked if guess.label == label), ranked[0],
-                                     html_pages.to_png(np.asarray(thumbnail))))
+        self.mistakes.append(Mistake(file, guess_of_label, ranked[0], html_pages.to_png(np.asarray(thumbnail))))
 
   def arrays(self) -> dict[str, HostArray]:
-    """Returns the results so far in the arrays of a run's `predictions.npz`; {} if there are none."""
+    """Returns the results so far as arrays named as in a run's `predictions.npz`; {} without results."""
     rows = self.rows.copy()  # another thread appends to them
     if not rows:
       return {}

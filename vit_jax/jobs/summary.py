@@ -1,6 +1,6 @@
-"""The texts about a run for its user. `train` logs or prints them; they compute nothing on devices.
+"""The texts about a run that `train` logs or prints. The functions compute nothing on devices.
 
-At the start `start` and `parameters`, after each evaluation `evaluated`, at the end `best`, `spent` and `last_line`.
+`train` calls `start` and `parameters` first, `evaluated` after each evaluation, `best`, `spent`, `last_line` last.
 """
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from vit_jax.record.clock import LOST, STEP, TRAINING
 from vit_jax.record.progress import format_duration
 from vit_jax.weights import network
 
-_PHASES = {STEP: 'steps', 'data_wait': 'waiting for data', 'evaluate': 'evaluation', 'checkpoint': 'checkpoints',
-           LOST: 'lost work', 'restore': 'restoring'}  # other phases are shown by the name that the clock has
+_TEXT_BY_PHASE = {STEP: 'steps', 'data_wait': 'waiting for data', 'evaluate': 'evaluation', 'checkpoint': 'checkpoints',
+                  LOST: 'lost work', 'restore': 'restoring'}  # for other phases, the name of the clock is shown
 
 
 def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: str = '') -> str:
@@ -33,19 +33,19 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: 
 
   Args:
     parts, data, workdir: the objects, the data and the directory of the run.
-    text: one of the texts that the run trains on; '' = it trains on none, or none can be shown.
+    text: an example of the texts that the run trains on; '' = no line about texts.
   """
   config, lengths, state = parts.config, parts.lengths, parts.program.abstract_state
   optimizer, num_params = config.optimizer, trees.num_elements(state.params)
-  num_frozen = trees.num_elements(with_frozen(state.params, state.extra)) - num_params  # kept outside of `params`
-  on_slices = elastic.describe(config, meshes.count_slices(jax.devices()))
-  microbatches = elastic.text(**on_slices) if on_slices else (
+  num_frozen = trees.num_elements(with_frozen(state.params, state.extra)) - num_params  # parameters outside of `params`
+  slice_fields = elastic.describe(config, meshes.count_slices(jax.devices()))  # {} = the run is not elastic
+  microbatches = elastic.text(**slice_fields) if slice_fields else (
       f'{config.microbatches} microbatch{"es" if config.microbatches > 1 else ""}')
   mesh = ' '.join(f'{axis}={size}' for axis, size in parts.mesh.shape.items())
   warmup = lengths.steps(optimizer.schedule.warmup)
   state_mib, optimizer_mib = (
       trees.num_bytes(arrays) / 2**20 for arrays in ((state.params, state.opt, state.extra), state.opt))
-  patch_dropout = getattr(config.model, 'patch_dropout', 0.)  # not every network has this setting
+  patch_dropout = getattr(config.model, 'patch_dropout', 0.)  # only some networks have this setting
   return '\n'.join([
       f'Run       {config.name}, in {workdir}',
       f'Network   {network.describe(config.model)}',
@@ -68,53 +68,54 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: 
 
 
 def _describe_frozen(parts: build.Parts) -> list[str]:
-  """Returns a line on the top-level parts of the network that rules of the optimizer freeze to the end, if any."""
-  frozen_for = freezing.until(parts.config.optimizer.rules, parts.lengths.steps)
-  sizes: dict[str, int] = {}
+  """Returns a line on the top-level parts of the network that are frozen for the whole run; [] if no part is."""
+  frozen_steps = freezing.until(parts.config.optimizer.rules, parts.lengths.steps)  # a function of a parameter path
+  num_params_by_part: dict[str, int] = {}
   trained = set()
   for path, leaf in trees.flatten(parts.program.abstract_state.params).items():
     part = path.partition('/')[0]
-    sizes[part] = sizes.get(part, 0) + trees.num_elements(leaf)
-    if frozen_for(path) < parts.lengths.total_steps:
+    num_params_by_part[part] = num_params_by_part.get(part, 0) + trees.num_elements(leaf)
+    if frozen_steps(path) < parts.lengths.total_steps:
       trained.add(part)
-  frozen = [part for part in sizes if part not in trained]
-  num_frozen = sum(sizes[part] for part in frozen)
+  frozen = [part for part in num_params_by_part if part not in trained]
+  num_frozen = sum(num_params_by_part[part] for part in frozen)
   text = f'          frozen for the whole run: {", ".join(frozen)} ({num_frozen:,} of these parameters)'
   return [text] if frozen else []
 
 
 def _describe_best(config: schema.Config) -> list[str]:
-  """Returns by which metric the run keeps its best checkpoint, and by which it ends early; no line for neither."""
+  """Returns a line on the metric for the best checkpoint, and a line on the metric for early stopping, if set."""
   def best_of(metric: str) -> str:
     return f'the {"lowest" if reader.is_lower_better(metric) else "highest"} {metric}'
 
-  kept, stop, lines = config.checkpoints.keep_best, config.train.early_stop, []
-  if kept:
-    lines.append(f'the checkpoint with {best_of(kept)} is kept, and stands for the run')
-  if stop.metric:
-    lines.append(f'ends after {stop.patience} evaluations without a new best one by {best_of(stop.metric)}')
+  best_metric, early_stop = config.checkpoints.keep_best, config.train.early_stop
+  lines = []
+  if best_metric:
+    lines.append(f'the checkpoint with {best_of(best_metric)} is kept, and stands for the run')
+  if early_stop.metric:
+    lines.append(f'ends after {early_stop.patience} evaluations without a new best one by {best_of(early_stop.metric)}')
   return [('          ' if i else 'Best      ') + line for i, line in enumerate(lines)]
 
 
 def _describe_evaluations(config: schema.Config, data: build.Data) -> list[str]:
-  """Returns a line for each split that is evaluated, first that of the run; the others are not open yet."""
-  by_split: dict[tuple[str, str], list[str]] = {}
+  """Returns a line for each evaluated split, with the names of the evaluations; the split of the run is the first."""
+  names_by_split: dict[tuple[str, str], list[str]] = {}
   for name, settings in config.evals.items():
-    by_split.setdefault((settings.source, settings.split), []).append(name)
-  names_of_run = by_split.pop(('', ''), [])  # no split of their own
+    names_by_split.setdefault((settings.source, settings.split), []).append(name)
+  names_of_run = names_by_split.pop(('', ''), [])  # evaluations of the run's own split, the only one that is open
   lines = [f'{len(data.eval):,} images ({title(data.eval)}): {", ".join(names_of_run)}'] if names_of_run else []
   lines += [f'{source or config.data.source}, {split or config.data.eval_split}: {", ".join(names)}'
-            for (source, split), names in by_split.items()]
+            for (source, split), names in names_by_split.items()]
   return lines or ['nothing']
 
 
 def parameters(parts: build.Parts) -> str:
-  """Returns the number of parameters by the first two parts of their path, such as `backbone/encoder`; a line each."""
-  by_part: dict[str, int] = {}
-  for name, leaf in trees.flatten(parts.program.abstract_state.params).items():
-    part = '/'.join(name.split('/')[:2])
-    by_part[part] = by_part.get(part, 0) + trees.num_elements(leaf)
-  return '\n'.join(['Parameters:', *(f'  {part:<28}{count:>14,}' for part, count in by_part.items())])
+  """Returns a line with the number of parameters for each part of the network, such as `backbone/encoder`."""
+  num_params_by_part: dict[str, int] = {}
+  for path, leaf in trees.flatten(parts.program.abstract_state.params).items():
+    part = '/'.join(path.split('/')[:2])
+    num_params_by_part[part] = num_params_by_part.get(part, 0) + trees.num_elements(leaf)
+  return '\n'.join(['Parameters:', *(f'  {part:<28}{num:>14,}' for part, num in num_params_by_part.items())])
 
 
 def evaluated(name: str, step: int, total: int, by_view: Mapping[str, Result]) -> str:
@@ -129,55 +130,54 @@ def evaluated(name: str, step: int, total: int, by_view: Mapping[str, Result]) -
   return f'step {step:,}/{total:,}  {"  ".join(texts)}  of {num_examples:,} images'
 
 
-def best(final: results.Final, rows: Sequence[Mapping[str, float]], used: Chosen | None) -> str:
+def best(final: results.Final, rows: Sequence[Mapping[str, float]], checkpoint: Chosen | None) -> str:
   """Returns a line about the best main metric in the record and the weights of the run; '' if the last step has both.
 
-  `used` is the checkpoint with these weights; None = there is none, and no line.
+  `checkpoint` is the one whose weights are those of the run; None = there is none, and the line is ''.
   """
-  if used is None:
+  if checkpoint is None:
     return ''
-  weights = f'the weights of the run are those of step {used.step:,}' + (f', {used.reason}' if used.metric else '')
+  weights_text = f'the weights of the run are those of step {checkpoint.step:,}'
+  weights_text += f', {checkpoint.reason}' if checkpoint.metric else ''
   name = final.headline_name
   measured = [(row[name], int(row['step'])) for row in rows if name in row]
   if final.headline is None or not measured:
-    return '' if used.is_newest else f'{weights[0].upper()}{weights[1:]}.'
+    return '' if checkpoint.is_newest else f'{weights_text[0].upper()}{weights_text[1:]}.'
   sign = -1. if reader.is_lower_better(final.headline.headline) else 1.
-  value, step = max(measured, key=lambda point: (sign * point[0], point[1]))
-  if used.is_newest and sign * value <= sign * final.headline.score:
+  best_value, best_step = max(measured, key=lambda point: (sign * point[0], point[1]))
+  if checkpoint.is_newest and sign * best_value <= sign * final.headline.score:
     return ''
-  if step == used.step:
-    weights = 'its checkpoint is kept, and predict, evaluate and other jobs use it'
-  return f'The best {name} was {value:.2%}, at step {step:,}; {weights}.'
+  if best_step == checkpoint.step:
+    weights_text = 'its checkpoint is kept, and predict, evaluate and other jobs use it'
+  return f'The best {name} was {best_value:.2%}, at step {best_step:,}; {weights_text}.'
 
 
 def spent(events: Sequence[reader.Event], *, num_steps: int, batch_size: int) -> str:
-  """Returns a line about the time of a run over all its starts: each phase from 0.5 s on, speed, and device-hours."""
-  goodput, starts = clock.sum_starts(events), clock.count_starts(events)
-  longest_first = sorted(((seconds, _PHASES.get(name, name)) for name, seconds in goodput.seconds.items()
-                          if seconds >= .5), reverse=True)
-  by_phase = ', '.join(f'{name} {format_duration(seconds)}' for seconds, name in longest_first)
+  """Returns a line about the time of a run over all its starts: each phase of at least 0.5 s, speed, device-hours."""
+  goodput, num_starts = clock.sum_starts(events), clock.count_starts(events)
+  phases = [(seconds, _TEXT_BY_PHASE.get(name, name)) for name, seconds in goodput.seconds.items() if seconds >= .5]
+  phases_text = ', '.join(f'{text} {format_duration(seconds)}' for seconds, text in sorted(phases, reverse=True))
   training_s = sum(goodput.seconds.get(name, 0.) for name in TRAINING)
   speed = f' {num_steps * batch_size / training_s:,.0f} images/s in training.' if num_steps and training_s > 0 else ''
-  in_starts = f' in {starts} starts' if starts > 1 else ''
-  return (f'Time: {format_duration(goodput.total_s)}{in_starts} ({by_phase}).{speed} '
+  in_starts = f' in {num_starts} starts' if num_starts > 1 else ''
+  return (f'Time: {format_duration(goodput.total_s)}{in_starts} ({phases_text}).{speed} '
           f'{clock.device_s(events) / 3600:.2g} device-hours on {jax.device_count()} x {jax.devices()[0].device_kind}.')
 
 
-def last_line(final: Mapping[str, Any], used: Chosen | None, page: str) -> str:
+def last_line(final: Mapping[str, Any], checkpoint: Chosen | None, page: str) -> str:
   """Returns the last line that a run prints.
 
   Args:
     final: the content of `final.json`.
-    used: the checkpoint whose weights are those of the run.
-    page: the path of its report.
+    checkpoint: the one whose weights are those of the run; None = there is none.
+    page: the path of the report.
   """
   name, seconds, step = final.get('headline'), final['seconds'], final['step']
-  if not name or final['metrics'].get(name) is None:
-    # Files of older versions have no headline.
+  if not name or final['metrics'].get(name) is None:  # `name` is None in files of older versions
     return f'Done in {seconds:.0f} s{", without an evaluation" if name == "" else ""}. Report: {page}'
   metric, _, view = name.partition('@')  # such as `test/top1@ema`
   num_examples = final['num_examples'][metric.split('/')[0]]
   of_view = f' of the {view} weights' if view else ''
-  at_step = f' at the last step, {step:,}' if used and used.step != step else ''
+  at_step = f' at the last step, {step:,}' if checkpoint and checkpoint.step != step else ''
   return (f'{metric}{of_view}{at_step}: {final["metrics"][name]:.2%} of {num_examples:,} images, {seconds:.0f} s. '
           f'Report: {page}')

@@ -1,8 +1,8 @@
 """Finds the text tower of an evaluation that compares images with texts, such as zero-shot classification.
 
-`build.resources` calls `find` when an evaluator first needs an encoder of texts. The tower is of the first of these:
-the weights in the settings of the evaluation; the weights that are evaluated; the run itself, if its objective trains a
-text tower; or the weights that the run began with.
+`build.resources` calls `find` when an evaluator first needs an encoder of texts. The text tower is taken from the first
+of these places: the weights in the settings of the evaluation; the weights that are evaluated; the run itself, if the
+objective trains a text tower; the weights that the run began with (`init_from`).
 """
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ log = logging.getLogger('vit_jax.jobs')
 
 def find(config: schema.Config, weights: Weights | None, name: str, settings: schema.TextEvaluation, *,
          mesh: Mesh) -> TextEncoder:
-  """Returns the encoder of texts of an evaluation.
+  """Loads the encoder of texts for an evaluation.
 
   Args:
     config: the config of the run.
-    weights: the weights that are evaluated; None = those of the run.
+    weights: the weights that are evaluated; None = the run evaluates its own network.
     name, settings: the name and the settings of the evaluation.
     mesh: the devices for the parameters of the tower.
 
-  Raises:
-    UserError: no weights are set, they have no text tower, or the network has features of another width.
+  Raises UserError if no weights are set, they have no text tower, or the network has features of another width.
   """
   console.begin_stage('loading the text tower')
   if weights is None and not settings.weights and config.objective.takes_texts:
     return text_encoder.of_run(config, mesh=mesh)
-  image_tower = None if settings.weights else weights
+  image_tower = None if settings.weights else weights  # None = is loaded from `address` below
   if image_tower is None:
     address = settings.weights or config.init_from
   else:

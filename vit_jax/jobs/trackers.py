@@ -1,7 +1,7 @@
 """Opens the trackers of a run (TensorBoard, Weights & Biases, MLflow), and makes the hooks that show images in them.
 
-`train` calls three functions: `check` before anything is read; `opener`, whose result the `Writer` calls to open the
-trackers; and `hooks`, for the loop. `record/trackers.py` has a class for each tracker.
+`train` calls `check` before it reads data, passes the function from `opener` to the `Writer`, which opens the trackers,
+and passes the result of `hooks` to the loop. `record/trackers.py` has a class for each tracker.
 """
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from vit_jax.record.writer import Writer
 from vit_jax.train import loop
 
 FILE = 'trackers.json'
-"""In the run directory: the ids of the run in its trackers, `{"wandb": ID}`, under which a resumed run continues."""
+"""A file in the run directory with the id of the run in each tracker, such as `{"wandb": ID}`, for resumed runs."""
 PACKAGES = {'wandb': ('wandb',), 'mlflow': ('mlflow', 'mlflow.tracking', 'mlflow.entities')}
-"""Modules that a tracker imports, by the name of its setting. The first one is the package."""
+"""Modules that a tracker imports, by the name of the tracker's setting. The first module is the package."""
 log = logging.getLogger('vit_jax.jobs')
 
 
 def check(config: schema.Config) -> None:
-  """Raises UserError with the name of the package if that of a tracker is not installed."""
+  """Raises UserError if the package of a tracker of the config is not installed; the message names the package."""
   for setting, (package, *_) in PACKAGES.items():
     if getattr(config.trackers, setting) and importlib.util.find_spec(package) is None:
       raise extras.missing(package, setting, f'trackers.{setting}')
@@ -39,23 +39,23 @@ def check(config: schema.Config) -> None:
 
 def opener(config: schema.Config, workdir: storage.Path,
            resumed_from: int | None) -> Callable[[str], list[tracker_classes.Guarded]]:
-  """Returns a function that opens the trackers of a run, given a local folder for their files. `Writer` calls it."""
+  """Returns a function that opens the trackers of a run; its argument is a local folder for the files of trackers."""
   def open_trackers(folder: str) -> list[tracker_classes.Guarded]:
     chosen, trackers = config.trackers, list[tracker_classes.Guarded]()
-    ids = _ids(workdir) if resumed_from is not None else {}
+    id_by_tracker = _read_ids(workdir) if resumed_from is not None else {}
     settings = {setting.name: describe.text(setting.value) for setting in describe.settings(config)}
 
-    def remember(setting: str, run_id: str) -> str:
-      ids[setting] = run_id
+    def write_id(setting: str, run_id: str) -> str:
+      id_by_tracker[setting] = run_id
       try:
-        run_directory.write_json(workdir / FILE, ids)
+        run_directory.write_json(workdir / FILE, id_by_tracker)
       except (OSError, UserError, TemporaryError) as error:
         log.warning('%s cannot be written, so a resumed run will be a new run in its trackers: %s', FILE, error)
       return run_id
 
     def open_in_background(setting: str, make: Callable[[], tracker_classes.Tracker]) -> None:
-      # Not in the thread of the tracker: Python 3.11 may fail to parse source in two threads at a time.
-      with contextlib.suppress(Exception):  # making the tracker raises it again, and the tracker reports it
+      # Imports here, not in the thread of the tracker: Python 3.11 may fail to parse source in two threads at a time.
+      with contextlib.suppress(Exception):  # `make` raises the same error again, and `Guarded` reports the error
         for module in PACKAGES[setting]:
           importlib.import_module(module)
       trackers.append(tracker_classes.Guarded(f'trackers.{setting}', make, background=True))
@@ -63,29 +63,29 @@ def opener(config: schema.Config, workdir: storage.Path,
     if chosen.tensorboard:
       trackers.append(tracker_classes.tensorboard(folder, resumed_from))
     if chosen.wandb:
-      run_id = ids.get('wandb') or remember('wandb', secrets.token_hex(4))
+      run_id = id_by_tracker.get('wandb') or write_id('wandb', secrets.token_hex(4))
       open_in_background('wandb', lambda: tracker_classes.WeightsAndBiases(
           chosen.wandb, name=config.name, run_id=run_id, folder=folder, settings=settings))
     if chosen.mlflow:
       open_in_background('mlflow', lambda: tracker_classes.MLflow(
-          chosen.mlflow, name=config.name, run_id=ids.get('mlflow', ''), settings=settings,
-          remember=lambda run_id: remember('mlflow', run_id)))
+          chosen.mlflow, name=config.name, run_id=id_by_tracker.get('mlflow', ''), settings=settings,
+          remember=lambda run_id: write_id('mlflow', run_id)))
     return trackers
 
   return open_trackers
 
 
-def _ids(workdir: storage.Path) -> dict[str, str]:
-  """Returns the content of `FILE`; {} if it is missing or damaged, which makes a new run in each tracker."""
+def _read_ids(workdir: storage.Path) -> dict[str, str]:
+  """Returns the content of `FILE`; {} if the file is missing or damaged: each tracker then begins a new run."""
   try:
     ids = documents.load(workdir / FILE)
   except (OSError, ValueError):
     return {}
-  return {str(key): str(value) for key, value in ids.items()} if isinstance(ids, dict) else {}
+  return {str(setting): str(run_id) for setting, run_id in ids.items()} if isinstance(ids, dict) else {}
 
 
 def hooks(config: schema.Config, parts: build.Parts, writer: Writer, mesh: Mesh) -> list[loop.Hook]:
-  """Returns the hooks that show images and histograms; none by default."""
+  """Returns the hooks that show images and histograms in the trackers; by default, there are none."""
   settings, recipe = config.trackers, config.data.recipe
   if not settings.images and not settings.histograms:
     return []

@@ -1,6 +1,6 @@
-"""`python -m vit_jax.study.child PARENT_PID ARGUMENTS`: the command `vit-jax ARGUMENTS`, which ends with its parent.
+"""`python -m vit_jax.study.child PARENT_PID ARGUMENTS`: runs `vit-jax ARGUMENTS` until the parent process ends.
 
-`runs.begin` starts each run of a study by it, so that no run continues when the process of the study is killed."""
+`runs.begin` starts each run of a study with this command, so that no run continues after the study was killed."""
 from __future__ import annotations
 
 import ctypes
@@ -12,12 +12,12 @@ import sys
 _PR_SET_PDEATHSIG = 1  # prctl.h of Linux
 
 
-def end_with_parent(parent: int) -> None:
-  """Makes Linux send SIGTERM to this process when its parent, the process `parent`, ends in any way."""
+def end_with_parent(parent_pid: int) -> None:
+  """Makes Linux send SIGTERM to this process when the parent process ends in any way."""
   prctl = getattr(ctypes.CDLL(None), 'prctl', None) if sys.platform == 'linux' else None
   if prctl:
     prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-  if os.getppid() != parent:  # the parent ended before the call above
+  if os.getppid() != parent_pid:  # the parent ended before the call above
     os.kill(os.getpid(), signal.SIGTERM)
 
 

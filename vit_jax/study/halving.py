@@ -1,9 +1,9 @@
 """The decisions of a search: which runs continue at each rung, which run is the best, and the table of the runs.
 
-Successive halving trains all runs for a part of their length (a rung, such as '25 %'), then only the best ones to the
+Successive halving trains all runs for a part of their length (a rung, such as '25 %'), then only the best runs to the
 next rung, and so on. Other searches have one rung, the end. The coordinator of a study (`job.py`) calls `check_same` at
-its start, `continuing` after each rung, and `with_table` and `write_best` at the end. A decision is written once, into
-`search/16_points_25%.json` or the like, so that all processes of the study follow the same one, also after a restart.
+the start, `continuing` after each rung, and `with_table` and `write_best` at the end. A decision is written once, into
+a file such as `search/16_points_25%.json`, which all processes of the study read, also after a restart.
 """
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from vit_jax.study.runs import Task
 
 END, PART = '100 %', 'part %'
 FOLDER, RECORD, BEST = 'search', 'search.json', 'best.json'
-_MOST_PANELS = 4  # of the figure, one for each setting
+_MAX_PANELS = 4  # of the figure, one for each setting
 
 
 class Rung(NamedTuple):
-  """The part of their length at which runs are compared, such as '25 %' ('' = the end), and their number."""
+  """The part of the length after which runs are compared, such as '25 %' ('' = the end), and the number of runs."""
   until: str
-  runs: int
+  num_runs: int
 
   @property
   def label(self) -> str:
@@ -38,7 +38,7 @@ class Rung(NamedTuple):
 
 
 def rungs(method: schema.SearchMethod) -> list[Rung]:
-  """Returns the rungs of a search, the one at the end last."""
+  """Returns the rungs of a search in order; the last rung is the end."""
   if isinstance(method, schema.Sobol):
     return [Rung('', method.points)]
   nums_runs = [method.points]
@@ -50,7 +50,7 @@ def rungs(method: schema.SearchMethod) -> list[Rung]:
 
 
 def score(search: schema.Search, result: schema.Result) -> float | None:
-  """Returns the metric that decides, with its sign changed if lower values are better; None if it is not finite.
+  """Returns the metric of the search, negated if lower values are better; None if the value is not finite.
 
   Raises UserError if the run has no such metric.
   """
@@ -62,48 +62,46 @@ def score(search: schema.Search, result: schema.Result) -> float | None:
 
 
 def ranked(search: schema.Search, tasks: Sequence[Task]) -> list[Task]:
-  """Returns the tasks that are done and have a score, the best first; equal ones in the order of `tasks`."""
+  """Returns the done tasks with a finite score, the best first; tasks of equal score stay in order."""
   scores = {task.name: score(search, task.result()) for task in tasks if task.is_done}
   scored = [task for task in tasks if scores.get(task.name) is not None]
   return sorted(scored, key=lambda task: -(scores[task.name] or 0.))
 
 
 def check_same(workdir: pathlib.Path, search: schema.Search) -> None:
-  """Writes the settings of a search into its directory; raises UserError if it has others. More points are allowed."""
-  now = {'seed': search.seed, 'metric': search.metric, 'rungs': [rung.label for rung in rungs(search.method)],
+  """Writes the settings of a new search; raises UserError if an earlier start wrote others. Points may differ."""
+  current = {'seed': search.seed, 'metric': search.metric, 'rungs': [rung.label for rung in rungs(search.method)],
          'ranges': {setting: repr(values) for setting, values in search.ranges.items()}}
   path = workdir / RECORD
   if not path.is_file():
-    _write_once(path, now)
-  before = documents.read(path, advice='Use another --workdir.').object()
-  changed = [f'  {name}: {documents.shown(str(before.get(name)))} -> {value}' for name, value in now.items()
-             if before.get(name) != value]
+    _write_once(path, current)
+  saved = documents.read(path, advice='Use another --workdir.').object()
+  changed = [f'  {name}: {documents.shown(str(saved.get(name)))} -> {value}' for name, value in current.items()
+             if saved.get(name) != value]
   if changed:
     raise UserError('\n'.join([f'--workdir: expected a directory of the same search, got {workdir} with another:',
                                *changed, 'Use the settings of that search (more points are possible; state the rungs '
                                'with them: --search=halving:POINTS,rungs=R), or another --workdir.']))
 
 
-def continuing(workdir: pathlib.Path, search: schema.Search, number: int, tasks: Sequence[Task]) -> list[str]:
-  """Returns the names of the runs that continue after a rung; decides and writes them if no process has done so.
+def continuing(workdir: pathlib.Path, search: schema.Search, rung_index: int, tasks: Sequence[Task]) -> list[str]:
+  """Returns the names of the runs that continue after a rung; chooses and writes the names if no process has done so.
 
   Args:
-    workdir, search: of the study.
-    number: of the rung, from 0.
-    tasks: all runs of the rung; each has results there or has failed.
+    workdir, search: the directory and the search of the study.
+    rung_index: the index of the rung, from 0.
+    tasks: the tasks of all runs at this rung; each run has results for this rung or has failed.
 
-  Raises:
-    TemporaryError: a run failed for a reason that may pass.
-    UserError: no run has results.
+  Raises TemporaryError if a run failed for a reason that may pass, and UserError if no run has results.
   """
-  rung, following = rungs(search.method)[number:number + 2]
+  rung, next_rung = rungs(search.method)[rung_index:rung_index + 2]
   path = workdir / FOLDER / f'{search.method.points}_points_{rung.label.replace(" ", "")}.json'
   if not path.is_file():
     failed = [task.name for task in tasks if not task.is_done and failures.worst([task.failure]) == failures.TRY_AGAIN]
     if failed:
       raise TemporaryError(f'{", ".join(failed)}: expected results at {rung.label}, got none, for a reason that may '
                            'pass. Run the same command again.')
-    best = ranked(search, tasks)[:following.runs]
+    best = ranked(search, tasks)[:next_rung.num_runs]
     if not best:
       raise UserError(f'results: expected at least one run with a finite {search.metric or "headline"} at '
                       f'{rung.label}, got none. See the outputs of the runs.')
@@ -113,65 +111,65 @@ def continuing(workdir: pathlib.Path, search: schema.Search, number: int, tasks:
 
 
 def _write_once(path: pathlib.Path, content: Mapping[str, object]) -> None:
-  """Writes a JSON file, unless another process has written it: the first one counts."""
+  """Writes a JSON file, unless another process has written it before."""
   with contextlib.suppress(FileExistsError), files.replacing(path, is_new=True) as part:
     part.write_text(json.dumps(documents.finite(content), indent=2) + '\n')
 
 
-def at_rungs(search: schema.Search, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-  """Returns by run a task for each rung with results, the highest last; the best runs of the highest rung first."""
-  parts = {rung.until for rung in rungs(search.method)}
-  by_run = {task.name: [at_rung for at_rung in task.with_results() if at_rung.until in parts] for task in tasks}
+def _tasks_by_run(search: schema.Search, tasks: Sequence[Task]) -> dict[str, list[Task]]:
+  """Returns the tasks at all rungs with results, the last rung last, by run; the best run of the last rung first."""
+  untils = {rung.until for rung in rungs(search.method)}
+  by_run = {task.name: [reached for reached in task.with_results() if reached.until in untils] for task in tasks}
   names: list[str] = []
   for rung in reversed(rungs(search.method)):
-    ended = [at_rung[-1] for at_rung in by_run.values() if at_rung and at_rung[-1].until == rung.until]
+    ended = [reached[-1] for reached in by_run.values() if reached and reached[-1].until == rung.until]
     names += [task.name for task in ranked(search, ended)]
-    names += [task.name for task in ended if task.name not in names]
+    names += [task.name for task in ended if task.name not in names]  # runs without a finite score
   return {name: by_run[name] for name in names}
 
 
 def write_best(workdir: pathlib.Path, search: schema.Search, tasks: Sequence[Task]) -> str:
-  """Writes the config of the best run at the highest rung as `best.json`, and returns a sentence on it; '' if none."""
-  by_run = at_rungs(search, tasks)
+  """Writes the config of the best run as `best.json`, and returns a sentence on the run; '' if no run has results."""
+  by_run = _tasks_by_run(search, tasks)
   if not by_run:
     return ''
-  best = [*by_run.values()][0][-1]
+  best = next(iter(by_run.values()))[-1]  # the best run at the highest rung
   result = best.result()
   value = abs(score(search, result) or 0.)
   run_directory.write_text(workdir / BEST, json_files.to_json(best.config))
-  flags = ' '.join(f'--config.{setting}={_value(best.config, setting)}' for setting in search.ranges)
+  flags = ' '.join(f'--config.{setting}={_setting_value(best.config, setting)}' for setting in search.ranges)
   return (f'Best: {best.name}, {search.metric or "headline"} {value:.4g} after {result.step:,} steps '
           f'({best.until or END}): {flags}\nIts config: {workdir / BEST}')
 
 
 def with_table(study: schema.Study, tasks: Sequence[Task]) -> schema.Study:
-  """Returns the study with a table of the runs of its search, the best first, and figures, unless it has a table."""
+  """Returns a study with a table of the runs of the search, the best first, and figures, if it has no table yet."""
   search = study.search
   if search is None or study.table:
     return study
   metric, labels = search.metric or 'headline', [rung.label for rung in rungs(search.method)][:-1]
   rows: list[schema.Row] = []
   curves: list[schema.Row] = []
-  for name, at_rung in at_rungs(search, tasks).items():
-    results = [task.result() for task in at_rung]
-    numbers = [result.metrics.get(metric, result.headline) for result in results]
-    values = [number if number is None else float(f'{number:.5g}') for number in numbers]
-    by_part = {task.until: value for task, value in zip(at_rung, values, strict=True)}
-    result, end = results[-1], at_rung[-1]
-    rows.append({'run': name, metric: values[-1], PART: end.percent,
-                 **{setting: _value(end.config, setting) for setting in search.ranges},
-                 **{f'at {label}': by_part.get(label) for label in labels},
-                 'step': result.step, 'parameters': result.num_params, 'exaFLOPs': result.exaflops})
-    curves += [{'run': name, PART: task.percent, metric: value} for task, value in zip(at_rung, values, strict=True)]
-  panels = [schema.Figure(setting, metric, series=PART if labels else '', log_x=isinstance(kind, schema.LogUniform))
-            for setting, kind in search.ranges.items()][:_MOST_PANELS]
+  for name, reached in _tasks_by_run(search, tasks).items():
+    results = [task.result() for task in reached]
+    exact_values = [result.metrics.get(metric, result.headline) for result in results]
+    values = [value if value is None else float(f'{value:.5g}') for value in exact_values]
+    value_by_until = {task.until: value for task, value in zip(reached, values, strict=True)}
+    last_result, last_task = results[-1], reached[-1]
+    rows.append({'run': name, metric: values[-1], PART: last_task.percent,
+                 **{setting: _setting_value(last_task.config, setting) for setting in search.ranges},
+                 **{f'at {label}': value_by_until.get(label) for label in labels},
+                 'step': last_result.step, 'parameters': last_result.num_params, 'exaFLOPs': last_result.exaflops})
+    curves += [{'run': name, PART: task.percent, metric: value} for task, value in zip(reached, values, strict=True)]
+  panels = [schema.Figure(setting, metric, series=PART if labels else '', log_x=isinstance(interval, schema.LogUniform))
+            for setting, interval in search.ranges.items()][:_MAX_PANELS]
   if labels:
     panels.insert(0, schema.Figure(PART, metric, series='run', log_x=True))
   return dataclasses.replace(study, table=lambda results: rows, figures=tuple(panels), curves=lambda results: curves)
 
 
-def _value(config: schema.Config, setting: str) -> str | float:
-  """Returns the value of a setting by its dotted name; of a part of the config, such as `model`, its kind."""
+def _setting_value(config: schema.Config, setting: str) -> str | float:
+  """Returns the value of a setting by its dotted name; for a part of the config, such as `model`, a short text."""
   value: object = config
   for name in setting.split('.'):
     value = value[name] if isinstance(value, dict) else getattr(value, name)

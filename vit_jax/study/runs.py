@@ -1,10 +1,10 @@
-"""The runs of a study on disk (`Task`) and as processes (`begin`): each is the train job in WORKDIR/runs/NAME.
+"""The runs of a study on disk (`Task`) and as processes (`begin`): each run is the train job in WORKDIR/runs/NAME.
 
 The files in that directory show the state of a run, so that several hosts that share WORKDIR can work on a study:
 
-  checkpoints/5         the run has started             .claim        locked by the study process that runs it
-  paused_25%.json       it has paused after 25 %        .failed       the exit status of its last try, if it failed
-  final.json            it has finished                 output.txt    the output of all tries
+  checkpoints/5         the run has started             .claim        is locked by the study process of the run
+  paused_25%.json       the run has paused after 25 %   .failed       the exit status of the last try, if it failed
+  final.json            the run has finished            output.txt    the output of all tries
 """
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from vit_jax.train import hooks
 
 FINAL, OUTPUT, CLAIM, FAILED = 'final.json', 'output.txt', '.claim', '.failed'
 CHILD = ('-m', 'vit_jax.study.child')
-TAIL_BYTES = 2**20
-TAIL_LINES = 6  # of the output of a failed run that are shown if no line has the error
+MAX_TAIL_BYTES = 2**20  # of the output of a failed run that are read
+NUM_TAIL_LINES = 6  # of the output of a failed run that are shown if no line has the error
 _STATUS = re.compile(rb'[0-9]{1,3}\b')  # an exit status
-_RESTORE = 'Restore it, or remove that folder to run it again.'
+_RESTORE = 'Restore it, or remove that folder to run it again.'  # advice for a damaged file
 
 
 class Task(NamedTuple):
-  """A run up to its end, or up to a part such as '25 %' after which it pauses (`until`; '' = the end)."""
+  """A run up to `until`, a part such as '25 %' after which the run pauses, '' = the end. Properties read `folder`."""
   name: str
   config: schema.Config
   folder: pathlib.Path
@@ -41,22 +41,22 @@ class Task(NamedTuple):
 
   @property
   def percent(self) -> float:
-    """`until` as a number; 100 for the end."""
+    """The number of percent in `until`; 100 for the end."""
     return float((self.until or '100 %').removesuffix(' %'))
 
   @property
   def is_done(self) -> bool:
-    """Whether the run has finished, or paused after this part."""
+    """Whether the run has finished, or has paused after this part."""
     return self._results_file.is_file()
 
   @property
   def is_finished(self) -> bool:
-    """Whether the run has come to its end."""
+    """Whether the run has reached its end."""
     return (self.folder / FINAL).is_file()
 
   @property
   def failure(self) -> int:
-    """The exit status of the last try if it failed, else 0; `TRY_AGAIN` if the file has no status."""
+    """The exit status of the last try if the try failed, else 0; `TRY_AGAIN` if the file `FAILED` has no status."""
     path = self.folder / FAILED
     if not path.is_file():
       return 0
@@ -70,12 +70,12 @@ class Task(NamedTuple):
 
   @property
   def is_over(self) -> bool:
-    """Whether the run is done, or failed at its last try."""
+    """Whether the task is done, or the last try has failed."""
     return self.is_done or bool(self.failure)
 
   @property
   def _results_file(self) -> pathlib.Path:
-    """The file of the pause, else `final.json`: a run may end before the part, as by early stopping."""
+    """The file of the pause if it exists, else `final.json`: early stopping may end a run before it pauses."""
     paused = self.folder / run_directory.paused_file(self.until)
     return paused if self.until and paused.is_file() else self.folder / FINAL
 
@@ -86,19 +86,19 @@ class Task(NamedTuple):
     return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
 
   def with_results(self) -> list[Task]:
-    """Returns the tasks of this run that have results: of each part where it paused, in order, and of its end."""
+    """Returns the tasks of this run that have results: for each part where it paused, in order, and for the end."""
     paused = [self._replace(until=f'{path.name.removeprefix("paused_").removesuffix("%.json")} %')
               for path in self.folder.glob(run_directory.paused_file('*%'))]
     finished = [self._replace(until='')] if self.is_finished else []
     return sorted(paused, key=lambda task: task.percent) + finished
 
   def check(self) -> None:
-    """Raises UserError if the directory holds this run with other settings."""
+    """Raises UserError if the directory has this run with other settings."""
     path = self.folder / 'config.json'
     if not path.is_file() or not (self.is_done or self.is_started):
       return
-    existing = layout.unchosen(json_files.read(path))  # without the layout, which a run chooses for its devices
-    if changed := resume.changes(json_files.to_plain(existing), layout.unchosen(self.config)):
+    saved = layout.unchosen(json_files.read(path))  # without the layout, which a run chooses for the devices
+    if changed := resume.changes(json_files.to_plain(saved), layout.unchosen(self.config)):
       raise UserError('\n'.join([
           f'--workdir: expected a study with the same settings, got {self.folder} with others:', *changed,
           'Use the settings of that study, another --workdir, or remove that folder.']))
@@ -106,41 +106,39 @@ class Task(NamedTuple):
   def result(self) -> schema.Result:
     """Returns the results of the run at its end, or where it paused.
 
-    Raises:
-      UserError: a file of the run cannot be read.
+    Raises UserError if a file of the run cannot be read.
     """
-    file = self._results_file
-    final = documents.read(file, advice=_RESTORE)
-    evaluation = documents.read(self.folder / 'evaluate.json', advice=_RESTORE) if file.name == FINAL else final
-    numbers = final.part('metrics')
-    metrics = {name: numbers.field(name, default=math.nan).number() for name in numbers.object()}  # null = not finite
+    path = self._results_file
+    results = documents.read(path, advice=_RESTORE)
+    evaluation = documents.read(self.folder / 'evaluate.json', advice=_RESTORE) if path.name == FINAL else results
+    fields = results.part('metrics')
+    metrics = {name: fields.field(name, default=math.nan).number() for name in fields.object()}  # null = not finite
     return schema.Result(
-        self.config, str(self.folder), final.field('step').whole(), final.field('seconds').number(0),
-        final.field('num_params').whole(0, 2**53), final.field('exaflops').number(0), metrics,
-        evaluation.field('top1', default=None).number(), self._best(),
-        final.field('training_processor_s', default=0.).number(0))
+        self.config, str(self.folder), results.field('step').whole(), results.field('seconds').number(0),
+        results.field('num_params').whole(0, 2**53), results.field('exaflops').number(0), metrics,
+        evaluation.field('top1', default=None).number(), self._best_metrics(),
+        results.field('training_processor_s', default=0.).number(0))
 
-  def _best(self) -> dict[str, float]:
-    """Returns all metrics of the step at which the metric of early stopping or `keep_best` was best; {} = none."""
-    watched = self.config.train.early_stop.metric or self.config.checkpoints.keep_best
-    if not watched:
+  def _best_metrics(self) -> dict[str, float]:
+    """Returns all metrics of the step where the metric of early stopping or `keep_best` was best; {} without one."""
+    metric = self.config.train.early_stop.metric or self.config.checkpoints.keep_best
+    if not metric:
       return {}
-    by_step: dict[float, dict[str, float]] = {}
+    row_by_step: dict[float, dict[str, float]] = {}
     for row in reader.read(self.folder).rows:
-      by_step.setdefault(row['step'], {}).update(row)
-    sign = -1. if reader.is_lower_better(watched) else 1.
-    return max((row for row in by_step.values() if watched in row), key=lambda row: sign * row[watched], default={})
+      row_by_step.setdefault(row['step'], {}).update(row)
+    sign = -1. if reader.is_lower_better(metric) else 1.
+    return max((row for row in row_by_step.values() if metric in row), key=lambda row: sign * row[metric], default={})
 
 
 class Process:
-  """The process of a run; made by `begin`. `claim` is the open file `.claim`; closing it releases its lock."""
+  """The process of a run; made by `begin`. `claim` is the open file `.claim`, whose lock ends when it is closed."""
 
   def __init__(self, task: Task, claim: IO[str], child: subprocess.Popen[bytes]) -> None:
     self.task, self._claim, self._child = task, claim, child
 
-  @property
-  def status(self) -> int | None:
-    """The exit status; None while the process runs. Releases the lock on `.claim` when it has ended."""
+  def poll(self) -> int | None:
+    """Returns None while the process runs; afterwards releases the lock on `.claim` and returns the exit status."""
     status = self._child.poll()
     if status is not None:
       self._claim.close()
@@ -153,7 +151,7 @@ class Process:
 
 
 def begin(task: Task, environ: dict[str, str]) -> Process | None:
-  """Starts or resumes a run in a process of its own; None if another study process runs it, or it is done."""
+  """Starts or resumes a run in a new process; returns None if another process runs it, or it is done."""
   task.folder.mkdir(parents=True, exist_ok=True)
   claim = open(task.folder / CLAIM, 'a+')
   if not _lock(claim) or _is_locked(task.folder / '.lock') or task.is_done:
@@ -176,19 +174,19 @@ def explain(folder: pathlib.Path) -> str:
   if not (folder / OUTPUT).is_file():
     return ''
   with open(folder / OUTPUT, 'rb') as file:
-    file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-    lines = file.read(TAIL_BYTES).decode(errors='replace').rstrip().splitlines()
-  error_lines = [number for number, line in enumerate(lines) if line.startswith('error: ')]
-  return '\n'.join(lines[error_lines[-1]:] if error_lines else lines[-TAIL_LINES:])
+    file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_TAIL_BYTES))
+    lines = file.read(MAX_TAIL_BYTES).decode(errors='replace').rstrip().splitlines()
+  error_lines = [i for i, line in enumerate(lines) if line.startswith('error: ')]
+  return '\n'.join(lines[error_lines[-1]:] if error_lines else lines[-NUM_TAIL_LINES:])
 
 
 def _lock(file: IO[str]) -> bool:
-  """Locks a file in a run directory; returns false if another process holds the lock. Raises as `files.try_lock`."""
+  """Locks a file in a run directory until it is closed; returns False if another process holds the lock."""
   return files.try_lock(file, where=f'--workdir={os.path.dirname(file.name)}')
 
 
 def _is_locked(path: pathlib.Path) -> bool:
-  """Returns whether a process holds the lock of a file: a run that was started by hand, or outlived its study."""
+  """Returns whether another process holds the lock of a file, such as a run that a person started."""
   if not path.exists():
     return False
   with open(path, 'r+') as file:  # NFS locks only files that are open for writing

@@ -1,6 +1,6 @@
-"""The results of a study: `table.csv`, `table.html` and `figure.png` in its directory; and the job `report`.
+"""Writes the results of a study as `table.csv`, `table.html` and `figure.png`; also runs the job `report`.
 
-The coordinator of a study calls `write` at its end. A row of the table is a dict from the name of a column to a value.
+The coordinator of a study calls `write` at the end. A row of the table is a dict from a column's name to a value.
 """
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from vit_jax.record import run_directory, storage
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
-_SIZE = (6., 3.4)  # inches, of a panel with its legend
+_PANEL_WIDTH, _PANEL_HEIGHT = 6., 3.4  # inches, with the legend
 _DPI = 150
-_MOST_SERIES = 10  # in a legend
+_MAX_SERIES = 10  # in a legend
 
 
 def run(workdir: Sequence[storage.Path], to: str, *, overwrite: bool = False) -> int:
-  """Runs the job `report`: prints the table if `workdir` is that of a study, else calls `jobs.report.run`."""
+  """Prints the table if `workdir` is the directory of a study, else calls `jobs.report.run`."""
   if len(workdir) > 1 or not (workdir[0] / 'runs').is_dir() or (workdir[0] / 'config.json').is_file():
     return report.run(workdir, to, overwrite=overwrite)
   print(show(workdir[0]))
@@ -40,10 +40,10 @@ def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, m
   """Writes table and figure of the finished runs; returns the path of the page.
 
   Args:
-    workdir: directory of the study.
-    study: defines the table and the figures.
-    results: of the finished runs, by name.
-    missing: why each other run has no results, by name.
+    workdir: the directory of the study.
+    study: the study, which defines the table and the figures.
+    results: the results of the finished runs, by name.
+    missing: the reasons why other runs have no results, by name.
   """
   rows = make_rows(study, results)
   figures = study.figures or (() if study.table else (schema.Figure('run', 'headline'),))
@@ -79,18 +79,18 @@ def show(workdir: storage.Path) -> str:
   if len({len(row) for row in rows}) != 1:
     raise UserError(f'{path}: expected {expected}, got lines of different lengths, or none. {advice}')
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = ['  '.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+  lines = ['  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
   return '\n'.join([*lines, f'Page: {workdir / "table.html"}'])
 
 
 def make_rows(study: schema.Study, results: schema.Results) -> list[schema.Row]:
-  """Returns the rows of the study's own table, or one row for each run; raises UserError if a figure needs others."""
+  """Returns the rows of `study.table`, or else a row for each run; raises UserError if a figure needs other columns."""
   rows = study.table(results) if study.table else [
       {'run': name, 'headline': result.headline, **result.metrics, 'steps': result.step,
        'parameters': result.num_params, 'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)}
       for name, result in results.items()]
-  used = {column for figure in study.figures for column in (figure.x, figure.y, figure.series, figure.error) if column}
-  unknown = used - set(_columns(rows))
+  used_columns = {column for figure in study.figures for column in (figure.x, figure.y, figure.series, figure.error)}
+  unknown = used_columns - {'', *_columns(rows)}
   if rows and unknown:
     raise UserError(f'figures of {study.name}: expected columns of its table, {", ".join(_columns(rows))}, got '
                     f'{", ".join(sorted(unknown))}. Name such columns.')
@@ -107,12 +107,12 @@ def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
                 curves: Sequence[schema.Row] = ()) -> bytes:
   """Returns a PNG file with a panel for each figure, side by side.
 
-  Rows are points. Those without x, or without a finite y, are omitted. If x is text, the axis shows the names in their
-  order. Lines connect the points of a series, or, if there are `curves`, the points of its rows in `curves` instead.
+  Rows are points; rows without x, or without a finite y, are omitted. Texts on the x axis keep the order of the rows. A
+  line connects the points of each series, or, if there are `curves`, the rows of the series in `curves` instead.
   """
   plotting.load()
   from matplotlib.figure import Figure
-  figure = Figure(figsize=(_SIZE[0] * len(figures), _SIZE[1]), layout='constrained')
+  figure = Figure(figsize=(_PANEL_WIDTH * len(figures), _PANEL_HEIGHT), layout='constrained')
   for ax, settings in zip(figure.subplots(1, len(figures), squeeze=False)[0], figures, strict=True):
     _draw_panel(ax, rows, curves, settings)
   png = io.BytesIO()
@@ -122,35 +122,34 @@ def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
 
 def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Row], panel: schema.Figure) -> None:
   """Draws one panel, whose settings name the columns of the table on its axes."""
-  def drawable(points: Sequence[schema.Row]) -> list[schema.Row]:
-    return [row for row in points if isinstance(y := row.get(panel.y), int | float) and math.isfinite(y)
-            and row.get(panel.x) is not None]
+  def is_drawable(row: schema.Row) -> bool:
+    y = row.get(panel.y)
+    return isinstance(y, int | float) and math.isfinite(y) and row.get(panel.x) is not None
   has_curves = bool(curves)
-  rows, curves = drawable(rows), drawable(curves)
-  has_names = any(isinstance(row[panel.x], str) for row in rows)  # on the axis of x
+  rows, curves = list(filter(is_drawable, rows)), list(filter(is_drawable, curves))
+  is_x_text = any(isinstance(row[panel.x], str) for row in rows)
+  linestyle = 'none' if is_x_text or has_curves else '-'  # of the line through the points
   series = list(dict.fromkeys(row.get(panel.series) for row in (*rows, *curves)))
-  for number, name in enumerate(series):
+  for i, name in enumerate(series):
     points = [row for row in rows if row.get(panel.series) == name]
     curve = [row for row in curves if row.get(panel.series) == name]
-    if not has_names:
+    if not is_x_text:
       points = sorted(points, key=lambda row: row[panel.x])  # type: ignore[arg-type, return-value]
-    x: list[Any] = [str(row[panel.x]) if has_names else row[panel.x] for row in points]
+    x: list[Any] = [str(row[panel.x]) if is_x_text else row[panel.x] for row in points]
     y, error = ([to_float(row.get(column) or 0.) for row in points] for column in (panel.y, panel.error))
-    color = COLORS[number % len(COLORS)]
+    color = COLORS[i % len(COLORS)]
     if points:
-      ax.errorbar(
-          x, y, error if panel.error else None,
-          marker='o', markersize=4, capsize=3, linestyle='none' if has_names or has_curves else '-', linewidth=1.3,
-          color=color, label=str(name))
+      ax.errorbar(x, y, error if panel.error else None, marker='o', markersize=4, capsize=3, linestyle=linestyle,
+                  linewidth=1.3, color=color, label=str(name))
     ax.plot([to_float(row[panel.x]) for row in curve], [to_float(row[panel.y]) for row in curve], linewidth=1.3,
             color=color, label=None if points else str(name))
-  if 1 < len(series) <= _MOST_SERIES:
+  if 1 < len(series) <= _MAX_SERIES:
     ax.legend(frameon=False, title=panel.series, loc='center left', bbox_to_anchor=(1, .5))  # beside the points
-  if panel.log_x and not has_names:
+  if panel.log_x and not is_x_text:
     ax.set_xscale('log')
   if panel.log_y:
     ax.set_yscale('log')
-  if has_names:
+  if is_x_text:
     ax.tick_params(axis='x', rotation=60 if len(rows) > 4 else 0)
   ax.set(xlabel=panel.x, ylabel=panel.y)
   ax.grid(alpha=.25)
