@@ -127,6 +127,14 @@ class Features(NamedTuple):
   distilled: Array | None = None
   losses: dict[str, Array] | None = None
 
+  def maps(self) -> Array:
+    """Returns the tokens as maps `[B, h, w, D]`. Raises UserError if there is not one token for each patch."""
+    height, width = self.grid
+    if self.tokens.shape[1] != height * width:
+      raise UserError(f'features: expected a token for each patch of the {height} × {width} grid, got '
+                      f'{self.tokens.shape[1]}. Use a network that keeps all tokens for features of patches.')
+    return self.tokens.reshape(len(self.tokens), height, width, -1)
+
 
 class Outputs(NamedTuple):
   """The outputs of a view: `logits [B, C]` (None without a head), and the features from which logits are computed."""

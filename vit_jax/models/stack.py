@@ -69,14 +69,17 @@ def _scan(step: Layer, x: PyTree, layers: tuple[Params, Array | None, Array | No
           unroll: int) -> tuple[PyTree, Sums]:
   def checked(x: PyTree, one: tuple[Params, Array | None, Array | None]) -> tuple[PyTree, Sums]:
     y, sums = step(one[0], x, one[1], one[2])
-    before, after = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (x, y))
-    if before != after:
-      raise UserError(f'model.execution: expected unrolled for blocks that change the shape of what they pass on, here '
-                      f'from {before} to {after}, got scan. Set --config.model.execution=unrolled.')
+    if _shapes(x) != _shapes(y):
+      raise UserError(f'model.execution: expected unrolled for blocks that do not pass on what they get, here '
+                      f'{_shapes(x)} and then {_shapes(y)}, got scan. Set --config.model.execution=unrolled.')
     return y, sums
 
   x, sums = lax.scan(checked, x, layers, unroll=unroll)
   return x, jax.tree.map(lambda leaf: leaf.sum(0), sums)
+
+
+def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+  return {name or 'tokens': leaf.shape for name, leaf in trees.flatten(tree).items()}
 
 
 def run(layer: Layer, params: Params, x: PyTree, *, ready: Ready, rates: Array | None, keys: Array | None,

@@ -26,7 +26,7 @@ from vit_jax.core import trees
 from vit_jax.core.axes import labelled
 from vit_jax.core.contracts import Backbone, Coupling, View
 from vit_jax.core.numerics import counted, split_key, weighted_mean
-from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
+from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
 from vit_jax.data.image.transform import Shapes
 from vit_jax.data.source import Source
 from vit_jax.data.text import captions
@@ -52,6 +52,9 @@ class Contrastive:
 
   Metrics beside the loss: `similarity`, the mean cosine of an image and its own text, `scale` and `bias` of the logits.
 
+  An objective that has more terms, such as the prediction of captions, inherits: its `embed` returns more rows, one for
+  each example, and its `compare` adds their mean.
+
   Args:
     backbone: of images.
     tower: of texts, with vectors of the width of those of images.
@@ -62,13 +65,13 @@ class Contrastive:
 
   def __init__(self, backbone: Backbone, tower: TextTower, settings: schema.Contrastive, *, dtype: DTypeLike,
                is_frozen: Callable[[str], bool] = lambda name: False) -> None:
-    self._backbone, self._tower, self._settings = backbone, tower, settings
+    self.backbone, self.tower, self.settings = backbone, tower, settings
     self._head, self._dtype, self._is_frozen = head(), dtype, is_frozen
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
-    keys, s = split_key(key, 'backbone', 'head', 'text'), self._settings
-    backbone, state, features = init_backbone(self._backbone, keys['backbone'], batch['image'])
-    params = {'backbone': backbone, 'text': self._tower.init(keys['text'])}
+    keys, s = split_key(key, 'backbone', 'head', 'text'), self.settings
+    backbone, state, features = init_backbone(self.backbone, keys['backbone'], batch['image'])
+    params = {'backbone': backbone, 'text': self.tower.init(keys['text'])}
     if s.out_dim:
       params['head'] = self._head.init(keys['head'], features.pooled.shape[-1], s.out_dim)
     logits = {'scale': math.log(s.scale_init or SCALES[s.loss])} | (
@@ -77,22 +80,24 @@ class Contrastive:
     return params, statistics(state)
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
-    rows, stats = self._embed(params, extra, batch, key, step)
-    return self._compare(params, extra, rows, batch, key, step)._replace(stats=stats)
+    rows, stats = self.embed(params, extra, batch, key, step)
+    return self.compare(params, extra, rows, batch, key, step)._replace(stats=stats)
 
   def coupling(self) -> Coupling:
-    return Coupling(self._embed, self._compare)
+    return Coupling(self.embed, self.compare)
 
-  def _embed(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> tuple[PyTree, PyTree]:
-    """Returns the vectors of images and texts, and the statistics of the backbone."""
+  def embed(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> tuple[PyTree, PyTree]:
+    """Returns the vectors of images and texts, each `[B, E]` f32, and the statistics of the backbone."""
     del step
     batch = counted(batch)
-    image_BE, state = self._image(params, extra, batch, key)
-    return (image_BE, self._text(params, batch)), statistics(state)
+    features, state = self.image_features(params, extra, batch, key)
+    texts = self.text_vectors(params, self.text_tokens(params, batch), batch)
+    return (self.image_vectors(params, features), texts), statistics(state)
 
-  def _compare(self, params: Params, extra: Extra, rows: PyTree, batch: Batch, key: Key, step: Array) -> LossOut:
+  def compare(self, params: Params, extra: Extra, rows: PyTree, batch: Batch, key: Key, step: Array) -> LossOut:
+    """Returns the loss of the vectors that `embed` returns for the whole batch."""
     del extra, key, step
-    (image_BE, text_BE), mask_B, logits, s = rows, batch.get('mask'), params['logits'], self._settings
+    (image_BE, text_BE), mask_B, logits, s = rows, batch.get('mask'), params['logits'], self.settings
     scale = jnp.exp(limited(logits['scale'], math.log(s.scale_max)) if s.scale_max else logits['scale'])
     bias = logits.get('bias', jnp.zeros(()))
     pairs = pair_losses.Pairs(image_BE.astype(self._dtype), text_BE.astype(self._dtype), scale, bias, mask_B,
@@ -108,22 +113,32 @@ class Contrastive:
     return {**extra, **stats}
 
   def views(self) -> dict[str, View]:
-    return {'student': NetworkView(self._backbone, PARTS)}
+    return {'student': NetworkView(self.backbone, PARTS)}
 
-  def _image(self, params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Array, PyTree]:
-    """Returns the vectors of the images, `[B, E]` f32, and the state of the backbone."""
+  def image_features(self, params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Features, PyTree]:
+    """Returns the features of the images, and the state of the backbone."""
     backbone, is_frozen = params['backbone'], self._are_frozen('backbone', params)
     backbone = jax.lax.stop_gradient(backbone) if is_frozen else backbone
-    features, state = self._backbone.apply(backbone, extra.get(STATE, {}), batch['image'], train=not is_frozen,
-                                           key=None if is_frozen else key)
-    pooled_BD = features.pooled
-    projected = self._head.apply(params['head'], pooled_BD) if 'head' in params else pooled_BD
-    return heads.normalize(projected, axis=-1), extra.get(STATE, {}) if is_frozen else state
+    features, state = self.backbone.apply(backbone, extra.get(STATE, {}), batch['image'], train=not is_frozen,
+                                          key=None if is_frozen else key)
+    return features, extra.get(STATE, {}) if is_frozen else state
 
-  def _text(self, params: Params, batch: Batch) -> Array:
-    """Returns the vectors of the texts, `[B, E]` f32."""
-    tower = jax.lax.stop_gradient(params['text']) if self._are_frozen('text', params) else params['text']
-    return heads.normalize(self._tower.apply(tower, batch['text'], batch['text_mask']), axis=-1)
+  def image_vectors(self, params: Params, features: Features) -> Array:
+    """Returns the vectors of the images, `[B, E]` f32."""
+    pooled_BD = features.pooled
+    return heads.normalize(self._head.apply(params['head'], pooled_BD) if 'head' in params else pooled_BD, axis=-1)
+
+  def text_tokens(self, params: Params, batch: Batch) -> Array:
+    """Returns the tokens of the texts after the last norm of the text tower, `[B, N, D]` f32."""
+    return self.tower.tokens(self._text_params(params), batch['text'], batch['text_mask'])
+
+  def text_vectors(self, params: Params, tokens_BND: Array, batch: Batch) -> Array:
+    """Returns the vectors of the texts with these tokens, `[B, E]` f32."""
+    pooled_BE = self.tower.pooled(self._text_params(params), tokens_BND, batch['text'], batch['text_mask'])
+    return heads.normalize(pooled_BE, axis=-1)
+
+  def _text_params(self, params: Params) -> Params:
+    return jax.lax.stop_gradient(params['text']) if self._are_frozen('text', params) else params['text']
 
   def _are_frozen(self, part: str, params: Params) -> bool:
     return all(self._is_frozen(f'{part}/{name}') for name in trees.flatten(params[part]))
@@ -168,12 +183,15 @@ class Spec(spec.Spec[schema.Contrastive]):
   from_weights = tuple(f'text.{field.name}' for field in dataclasses.fields(schema.Text) if field.name != 'weights')
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Contrastive:
+    return Contrastive(backbone, **self.arguments(lengths))
+
+  def arguments(self, lengths: Lengths) -> dict[str, Any]:
+    """Returns the arguments of `Contrastive` beside the backbone."""
     model, frozen_for = self.config.model, freezing.until(self.config.optimizer.rules, lengths.steps)
     width = self.settings.out_dim or cost.forward(
         model, self.config.image_px, head=self.config.head, num_classes=0, num_channels=self.config.data.channels).width
-    return Contrastive(
-        backbone, tower(self.settings.text, out_width=width, model=model), self.settings,
-        dtype=jnp.dtype(model.dtype.value), is_frozen=lambda name: frozen_for(name) >= lengths.total_steps)
+    return {'tower': tower(self.settings.text, out_width=width, model=model), 'settings': self.settings,
+            'dtype': jnp.dtype(model.dtype.value), 'is_frozen': lambda name: frozen_for(name) >= lengths.total_steps}
 
   def begins_with(self) -> dict[str, spec.Begin]:
     return {'text': spec.Begin(self.settings.text.weights, 'text', self.config.model, self.config.image_px,

@@ -19,7 +19,7 @@ from vit_jax.core.numerics import class_targets, counted, split_key, weighted_me
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
 from vit_jax.models import backbones, heads
 from vit_jax.objectives import losses, spec, supervised
-from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics
+from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics, with_losses
 from vit_jax.parallel import sharding
 
 TRAINED = sharding.TRAINED
@@ -57,7 +57,7 @@ class Trained:
   def init(self, key: Key, image: Array, num_classes: int) -> PyTree:
     """Returns an untrained network of the same shapes; training starts from a weight file."""
     keys = split_key(key, 'backbone', 'head')
-    params, state, features = init_backbone(self._backbone, keys['backbone'], image)
+    params, state, features = init_backbone(self._backbone, keys['backbone'], image, adds_losses=True)
     head = self._head.init(keys['head'], features.pooled.shape[1], num_classes)
     return {'backbone': params, 'head': head, **({'state': state} if state else {})}
 
@@ -89,7 +89,7 @@ class Distill:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys, image = split_key(key, 'backbone', 'head', 'head_dist', 'teacher'), batch['image']
-    params, state, features = init_backbone(self._backbone, keys['backbone'], image)
+    params, state, features = init_backbone(self._backbone, keys['backbone'], image, adds_losses=True)
     inputs = {'head': features.pooled} | ({} if features.distilled is None else {HEAD_DIST: features.distilled})
     teacher = self._teacher.init(keys['teacher'], image, self._num_classes)
     return ({'backbone': params, **{name: self._head.init(keys[name], x.shape[-1], self._num_classes)
@@ -111,8 +111,9 @@ class Distill:
     agrees_B = (jnp.argmax(taught_BC, -1) == jnp.argmax(teacher_BC, -1)).astype(jnp.float32)
     metrics = {'accuracy': losses.hit(logits_BC, targets_BC), 'teacher_accuracy': losses.hit(teacher_BC, targets_BC),
                'agreement': agrees_B, 'labels_loss': labels_B, 'teacher_loss': taught_B}
-    return LossOut(weighted_mean((1. - self._weight) * labels_B + self._weight * taught_B, mask_B),
-                   {name: weighted_mean(values_B, mask_B) for name, values_B in metrics.items()}, statistics(state))
+    loss = weighted_mean((1. - self._weight) * labels_B + self._weight * taught_B, mask_B)
+    means = {name: weighted_mean(values_B, mask_B) for name, values_B in metrics.items()}
+    return with_losses(LossOut(loss, means, statistics(state)), features)
 
   def _taught(self, logits_BC: Array, teacher_BC: Array) -> Array:
     """Returns D of each example, `[B]`."""

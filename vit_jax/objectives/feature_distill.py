@@ -26,7 +26,7 @@ from vit_jax.models.kernels.forms import select
 from vit_jax.models.layers import Dense, applied, initial
 from vit_jax.models.vit import interpolate
 from vit_jax.objectives import spec
-from vit_jax.objectives.networks import STATE, NetworkView, init_backbone, statistics
+from vit_jax.objectives.networks import STATE, NetworkView, init_backbone, statistics, with_losses
 from vit_jax.parallel import sharding
 
 TRAINED = sharding.TRAINED
@@ -56,13 +56,14 @@ class Trained:
 
   def init(self, key: Key, num: int) -> PyTree:
     """Returns an untrained network of the same shapes; training starts from weights."""
-    params, state, _ = init_backbone(self.backbone, key, jnp.zeros((num, *self._px, 3)))
+    params, state, _ = init_backbone(self.backbone, key, jnp.zeros((num, *self._px, 3)), adds_losses=True)
     return {'backbone': params, **({'state': state} if state else {})}
 
   def width(self) -> int:
     """Returns the number of channels of the features."""
     image = jnp.zeros((1, *self._px, 3))
-    return int(jax.eval_shape(lambda: init_backbone(self.backbone, jax.random.key(0), image)[2].pooled).shape[-1])
+    features = jax.eval_shape(lambda: init_backbone(self.backbone, jax.random.key(0), image, adds_losses=True)[2])
+    return int(features.pooled.shape[-1])
 
   def features(self, teacher: PyTree, image: Array) -> dict[str, Array]:
     """Returns `teacher_pooled [B, D]` and `teacher_patches [B, N, D]` f32 for images normalized for the student.
@@ -106,7 +107,7 @@ class FeatureDistill:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys, image = split_key(key, 'backbone', 'teacher', POOLED, PATCHES), batch['image']
-    params, state, features = init_backbone(self._backbone, keys['backbone'], image)
+    params, state, features = init_backbone(self._backbone, keys['backbone'], image, adds_losses=True)
     width = features.pooled.shape[-1]
     predict = {name: initial(layer, keys[name], jnp.zeros((1, width))) for name, layer in self._maps.items()}
     extra = {TRAINED: self._teacher.init(keys['teacher'], len(image))}
@@ -126,8 +127,8 @@ class FeatureDistill:
         (POOLED, 'pooled_distance'), (PATCHES, 'patch_distance')) if name in terms}
     if POOLED in found:
       metrics['pooled_cosine'] = 1. - distance(found[POOLED], wanted[POOLED], FeatureDistance.COSINE)
-    return LossOut(weighted_mean(loss_B, mask_B), {
-        name: weighted_mean(jax.lax.stop_gradient(x), mask_B) for name, x in metrics.items()}, statistics(state))
+    means = {name: weighted_mean(jax.lax.stop_gradient(x), mask_B) for name, x in metrics.items()}
+    return with_losses(LossOut(weighted_mean(loss_B, mask_B), means, statistics(state)), features)
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     del params, step

@@ -27,7 +27,7 @@ from vit_jax.core.numerics import counted, moments, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
 from vit_jax.models.jepa_predictor import Predictor
 from vit_jax.objectives import patches, spec
-from vit_jax.objectives.networks import NetworkView
+from vit_jax.objectives.networks import NetworkView, init_backbone
 from vit_jax.optim import schedules
 
 TEACHER = 'teacher'
@@ -74,7 +74,7 @@ class IJepa:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys = split_key(key, 'backbone', 'predictor', 'mask_token')
-    backbone, _ = self._backbone.init(keys['backbone'], batch['image'])
+    backbone, _, _ = init_backbone(self._backbone, keys['backbone'], batch['image'])
     params = {'backbone': backbone, 'predictor': self._predictor.init(keys['predictor']),
               'mask_token': self._predictor.init_mask(keys['mask_token'])}
     return params, {TEACHER: {'backbone': jax.tree.map(lambda x: x + 0., backbone)}}

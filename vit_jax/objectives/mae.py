@@ -16,7 +16,7 @@ from vit_jax.core.numerics import counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
 from vit_jax.models.mae_decoder import Decoder
 from vit_jax.objectives import patches, spec
-from vit_jax.objectives.networks import NetworkView
+from vit_jax.objectives.networks import NetworkView, init_backbone
 
 
 class Reconstruction(NamedTuple):
@@ -38,7 +38,7 @@ class Mae:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys = split_key(key, 'backbone', 'decoder', 'mask_token')
-    params, _ = self._backbone.init(keys['backbone'], batch['image'])
+    params, _, _ = init_backbone(self._backbone, keys['backbone'], batch['image'])
     return {'backbone': params, 'decoder': self._decoder.init(keys['decoder']),
             'mask_token': self._decoder.init_mask(keys['mask_token'])}, {}
 

@@ -24,7 +24,7 @@ from vit_jax.models import initialization
 from vit_jax.models.initialization import VISION_TRANSFORMER, Laws
 from vit_jax.models.kernels.dense import dense
 from vit_jax.objectives import patches, spec
-from vit_jax.objectives.networks import NetworkView
+from vit_jax.objectives.networks import NetworkView, init_backbone
 
 LEVELS = 8                   # 3 bits
 NUM_COLORS = LEVELS ** 3     # 512
@@ -67,7 +67,7 @@ class MaskedPatch:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys = split_key(key, 'backbone', 'decoder', 'mask_token')
-    params, _ = self._backbone.init(keys['backbone'], batch['image'])
+    params, _, _ = init_backbone(self._backbone, keys['backbone'], batch['image'])
     width = jax.eval_shape(lambda: self._backbone.embed(params, batch['image'])).shape[-1]
     kernel = self._laws.decoder.kernel(keys['decoder'], (width, self.num_outputs))
     decoder = {'kernel': labelled(kernel, ('embed', 'classes'), matrix=(1, 1)),

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import jax
 
 from vit_jax.core.contracts import Backbone
-from vit_jax.core.types import Array, Extra, Features, Key, Outputs, Params, PyTree
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, Extra, Features, Key, LossOut, Mean, Outputs, Params, PyTree
 
 STATE = 'model_state'
 """Key of `extra` for the running statistics of a backbone that has any."""
@@ -23,10 +24,29 @@ class Head(Protocol):
     ...
 
 
-def init_backbone(backbone: Backbone, key: Key, image: Array) -> tuple[Params, PyTree, Features]:
-  """Returns parameters and state for images like `image [B, H, W, 3]`, and the shapes of the features."""
+def init_backbone(backbone: Backbone, key: Key, image: Array, *,
+                  adds_losses: bool = False) -> tuple[Params, PyTree, Features]:
+  """Returns parameters and state for images like `image [B, H, W, 3]`, and the shapes of the features.
+
+  Raises:
+    UserError: blocks of the network state losses, and the objective does not add them (`adds_losses`).
+  """
   params, state = backbone.init(key, image)
-  return params, state, jax.eval_shape(lambda: backbone.apply(params, state, image, train=False, key=None)[0])
+  features = jax.eval_shape(lambda: backbone.apply(params, state, image, train=False, key=None)[0])
+  if features.losses and not adds_losses:
+    raise UserError(f'objective: expected one that adds the losses of the network ({", ".join(features.losses)}), such '
+                    'as Supervised, Distill or FeatureDistill, got one that would leave them out. Choose another '
+                    'objective, or a network whose blocks state no losses.')
+  return params, state, features
+
+
+def with_losses(out: LossOut, features: Features) -> LossOut:
+  """Returns the output of a loss with the losses that the blocks of the network state added, and as metrics."""
+  total, weight, metrics = out.loss.sum, out.loss.weight, dict(out.metrics)
+  for name, value in (features.losses or {}).items():
+    total = total + value * weight
+    metrics[name] = Mean(jax.lax.stop_gradient(value) * weight, weight)
+  return out._replace(loss=Mean(total, weight), metrics=metrics)
 
 
 def statistics(state: PyTree) -> dict[str, Any]:

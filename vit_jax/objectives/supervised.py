@@ -11,7 +11,7 @@ from vit_jax.core.numerics import class_targets, counted, split_key, weighted_me
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.models import heads
 from vit_jax.objectives import losses, spec
-from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics
+from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics, with_losses
 
 
 def view(backbone: Backbone, head: Head) -> NetworkView:
@@ -40,7 +40,8 @@ class Supervised:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys = split_key(key, 'backbone', 'head')
-    params, state, features = init_backbone(self._backbone, keys['backbone'], batch['image'])
+    params, state, features = init_backbone(self._backbone, keys['backbone'], batch['image'],
+                                            adds_losses=True)
     head = self._head.init(keys['head'], features.pooled.shape[-1], self._num_classes)
     return {'backbone': params, 'head': head}, statistics(state)
 
@@ -55,7 +56,7 @@ class Supervised:
     smooth_BC = losses.smooth(losses.harden(targets_BC, self._threshold), self._smoothing)
     loss = weighted_mean(self._per_example(logits_BC, smooth_BC), self._weights(targets_BC, mask_B))
     metrics = {'accuracy': weighted_mean(losses.hit(logits_BC, targets_BC), mask_B)}
-    return LossOut(loss, metrics, statistics(state))
+    return with_losses(LossOut(loss, metrics, statistics(state)), features)
 
   def _weights(self, targets_BC: Array, mask_B: Array | None) -> Array | None:
     if not self._class_weights:

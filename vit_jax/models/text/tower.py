@@ -109,6 +109,10 @@ class TextTower:
       tokens: ids `[B, N]` i32.
       mask: `[B, N]` bool, False for padding; only `TextPool.MEAN` reads it.
     """
+    return self.pooled(params, self.tokens(params, tokens, mask), tokens, mask)
+
+  def tokens(self, params: Params, tokens: Array, mask: Array) -> Array:
+    """Returns all tokens after the last norm, `[B, N, D]` f32; the arguments are those of `apply`."""
     # Without the constraint, XLA (jaxlib 0.10.2) gives wrong gradients of the tower on a mesh of three axes.
     x_BND = constrain_batch(jnp.take(params['tokens'], tokens, axis=0))
     if self.is_sinusoidal:
@@ -123,7 +127,12 @@ class TextTower:
     is_f32 = self.dtype == jnp.float32
     x_BND, _ = stack.run(layer, params['blocks'], x_BND.astype(self.dtype), rates=None, keys=None, remat=self.remat,
                          ready=(lambda params: params) if is_f32 else stack.cast(self.dtype), execution=self.execution)
-    pooled_BD = self._pooled(applied(self._norm, params['norm'], x_BND), tokens, mask)
+    normed_BND: Array = applied(self._norm, params['norm'], x_BND)
+    return normed_BND
+
+  def pooled(self, params: Params, tokens_BND: Array, tokens: Array, mask: Array) -> Array:
+    """Returns the vectors `[B, E]` f32 of texts, from what `tokens` returns for them."""
+    pooled_BD = self._pooled(tokens_BND, tokens, mask)
     if not self.out_width:
       return pooled_BD
     found_BE = jnp.dot(pooled_BD, params['projection']['kernel'])

@@ -50,7 +50,7 @@ class Attention(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, x: Array, memory: Array, *, num_sequences: int, dropout_key: Key | None, capture: bool,
                positions: Array | None = None, attn_delta: Array | None = None, mask: Array | None = None,
-               num_keys: int = 0) -> tuple[Array, dict[str, Array]]:
+               logits_bias: Array | None = None, num_keys: int = 0) -> tuple[Array, dict[str, Array]]:
     """Attends within each sequence.
 
     Args:
@@ -63,13 +63,15 @@ class Attention(nn.Module, kw_only=True):
       attn_delta: `[B, A, Q, M]` f32, added to the weights, which are then explicit; None = nothing.
       mask: bool, broadcasts to `[B, A, Q, M]`: which keys each query attends to, and then the weights are explicit;
         None = all.
+      logits_bias: f32, broadcasts to `[B, A, Q, M]`, added to the logits of the weights, which are then explicit.
       num_keys: the first so many of M are attended to, without explicit weights; 0 = all.
 
     Returns:
       The shape of `x`, and `{}` or `{'attention': [B, A, Q, M] f32}`.
     """
     is_dropping = self.dropout > 0. and dropout_key is not None
-    is_explicit = capture or is_dropping or attn_delta is not None or mask is not None
+    is_changed = any(given is not None for given in (attn_delta, mask, logits_bias))
+    is_explicit = capture or is_dropping or is_changed
     assert not (is_explicit and num_keys), 'explicit weights are of all keys'
     sources = self.context.forms.shared(x, self.context.dtype, 3) if memory is x else (x, memory, memory)
     if not is_explicit and self._is_fused(x, memory, num_sequences):
@@ -80,6 +82,8 @@ class Attention(nn.Module, kw_only=True):
     relative = None
     if self.positions is not None:
       query, key, relative = self.positions.in_attention(self, query, key, positions)
+    if logits_bias is not None:
+      relative = logits_bias if relative is None else relative + logits_bias
     if is_explicit or relative is not None:
       relative = relative if mask is None else jnp.where(mask, 0. if relative is None else relative, HIDDEN)
       weights_BAQM = attention_weights(query, key, relative=relative)

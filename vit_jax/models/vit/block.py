@@ -16,6 +16,7 @@ save for the backward pass (after the attention branch); `attention.py` and `mlp
 """
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -146,7 +147,30 @@ class Axial(nn.Module, kw_only=True):
     return _swapped(x, num_images, w, h), carry, captured
 
 
-def _branches(block: Plain | Parallel) -> tuple[Attention, Any]:
+class Cross(nn.Module, kw_only=True):
+  """`z' = MHA(LN(z), m) + z`, `z = MLP(LN(z')) + z'`: tokens attend to others, such as those of text to an image.
+
+  It is no kind of `model.block`, but a part for objectives and networks of one's own.
+  """
+  heads: int
+  attention: schema.Attention = dataclasses.field(default_factory=schema.Attention)
+  mlp: schema.Mlp | schema.SwiGlu
+  positions: None = None
+  context: Context
+
+  @nn.compact
+  def __call__(self, x: Array, memory: Array, info: BlockInfo) -> Array:
+    """Returns `x [B, Q, D]` after the block; `memory [B, M, D]` gives keys and values, `info.mask` says which."""
+    keys, context = _keys(info.key, self.attention), self.context
+    attend, mlp = _branches(self)
+    y, _ = attend(context.make_norm('norm1')(x), memory, num_sequences=info.num_images, capture=False, mask=info.mask,
+                  dropout_key=keys[5])
+    x = x + drop_path(dropout(y, context.dropout, keys[0]), info.rate, keys[1], num_images=info.num_images)
+    y = mlp(context.make_norm('norm2')(x), info._replace(key=keys[2]))
+    return x + drop_path(dropout(y, context.dropout, keys[3]), info.rate, keys[4], num_images=info.num_images)
+
+
+def _branches(block: Plain | Parallel | Cross) -> tuple[Attention, Any]:
   """The modules of attention and MLP of a block."""
   context = block.context
   attention = implementation.make(
