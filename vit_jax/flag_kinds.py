@@ -91,10 +91,10 @@ def _split_names(text: str) -> list[str]:
 def _to_path_by_name(text: str) -> dict[str, str]:
   """Converts `images=/data/a,weights=~/b` to a path for each name."""
   pairs = [part.partition('=') for part in text.split(',')]
-  path_by_name = {name.strip(): storage.expand_home(path) for name, _, path in pairs if name and path}
+  path_by_name = {name.strip(): path for name, _, path in pairs if name and path}
   if len(path_by_name) < len(pairs):  # a name or a path is missing, or a name is given twice
     raise ValueError(text)
-  return path_by_name
+  return {name: storage.expand_home(path) for name, path in path_by_name.items()}
 
 
 def _to_num_params(text: str) -> float:

@@ -378,3 +378,9 @@ def test_numbers_that_are_not_finite_beside_a_label_do_not_matter(tmp_path: path
   source = one(tmp_path / 't', packed.tar([('a.json', b'{"label": 2, "unsafe": NaN, "size": 1e999}'),
                                            ('a.png', FOUND[0].image)]), label_column='json/label')
   assert first_label(source, 0) == 2
+
+
+def test_a_label_column_that_is_not_unicode_is_an_error_with_a_message(tmp_path: pathlib.Path) -> None:
+  packed_file = packed.tar([('a.json', b'{"label": 2}'), ('a.png', FOUND[0].image)])
+  with pytest.raises(UserError, match='expected labels in the field'):
+    one(tmp_path / 't', packed_file, label_column='json/\udcff')

@@ -321,8 +321,8 @@ def _split_name(name: bytes) -> tuple[bytes, bytes]:
 def _examples(path: str, window: Window, columns: Columns, ignored: Counts) -> Iterator[Example]:
   """Yields the examples of an archive that have an image, in order; counts in `ignored` what it skips."""
   image_extensions = {columns.image.lower().encode()} if columns.image else EXTENSIONS
-  label_extension, _, label_field = columns.label.encode().partition(b'/')
-  caption_extension = columns.caption.encode().partition(b'/')[0]
+  label_extension, caption_extension = (text.partition('/')[0].encode() for text in (columns.label, columns.caption))
+  label_field = columns.label.partition('/')[2]
   example = Example(b'')  # no member has this key
   for member in _members(path, window, ignored):
     key, extension = _split_name(member.name)
@@ -340,7 +340,7 @@ def _examples(path: str, window: Window, columns: Columns, ignored: Counts) -> I
     if extension == caption_extension:
       example.caption = member
     if extension == label_extension:
-      example.label = _read_label(window, member, label_field.decode())
+      example.label = _read_label(window, member, label_field)
     elif extension in image_extensions:
       if example.image:
         raise UserError(f'{path}: expected one image for each key, got {example.image.name.decode(errors="replace")!r} '
