@@ -1,9 +1,13 @@
-"""Figures of an inspection: reconstructions in pixels and side by side, brightness of attention maps."""
+"""Figures of an inspection: reconstructions in pixels and side by side, brightness of attention maps; any backend."""
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from vit_jax.inspect import figures
@@ -46,3 +50,13 @@ def test_a_few_tokens_with_high_attention_do_not_hide_the_others() -> None:
   once = np.zeros((14, 14))
   once[7, 7] = 1.
   assert figures.shade(image, once)[14, 14, 0] > 100 and figures.shade(image, np.zeros((14, 14))).max() == 0
+
+
+@pytest.mark.slow(reason='3 s: a process that imports matplotlib')
+def test_a_backend_that_is_not_installed_does_not_stop_a_figure() -> None:
+  program = """if True:
+      import os
+      from vit_jax.inspect import figures
+      assert b'PNG' in figures.panels({'': ('y', {})}, xlabel='x')[:4] and os.environ['MPLBACKEND'] == 'no-such-backend'
+      """
+  subprocess.run([sys.executable, '-c', program], check=True, env={**os.environ, 'MPLBACKEND': 'no-such-backend'})

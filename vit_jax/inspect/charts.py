@@ -18,8 +18,7 @@ from markupsafe import Markup
 
 from vit_jax.core.types import HostArray
 from vit_jax.inspect import html_pages
-from vit_jax.inspect.plotting import COLORS
-from vit_jax.inspect.sheets import shorten
+from vit_jax.inspect.figures import COLORS, shorten
 
 WIDTH = 440  # of a chart, in units of 1/12 of the height of its text
 _HEIGHT = 250

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.core.types import HostArray
-from vit_jax.inspect import embeddings, figures, html_pages, sheets
+from vit_jax.inspect import embeddings, figures, html_pages
 from vit_jax.inspect.attention import keep_mass
 from vit_jax.inspect.measurements import Measurements
 
@@ -108,7 +108,7 @@ def _of_each(inspections: Sequence[Inspection], draw: Callable[[Inspection], Ite
 
 def _input(one: Inspection) -> Iterator[Figure]:
   if one.filters is not None:
-    yield Figure('filters', sheets.filters(*embeddings.filter_components(one.filters, FILTERS)),
+    yield Figure('filters', figures.filters(*embeddings.filter_components(one.filters, FILTERS)),
                  'Principal components of the patch embedding filters, in decreasing order of variance (ViT paper, '
                  'Figure 7 left). Each is scaled separately.')
   if one.positions is not None:
@@ -136,7 +136,7 @@ def _maps(one: Inspection) -> Iterator[Figure]:
     row = [image, figures.overlay(image, m.rollout[i]), figures.shade(image, m.rollout[i])]
     row += [] if m.relevance is None else [figures.overlay(image, m.relevance[i])]
     rows.append([*row, figures.blocks(colors[i], image.shape[:2])])
-  yield Figure('maps', sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads), (
+  yield Figure('maps', figures.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads), (
       'Attention rollout over all layers, as colors and as brightness (ViT paper, Figure 6); relevance of patches for '
       f'{one.of_class or "the predicted class"} (arXiv 2103.15679); the first three principal components of the final '
       'patch tokens of all these images as red, green and blue (DINOv2, Figure 1).'), is_sheet=True)
@@ -154,7 +154,7 @@ def _head_sheet(one: Inspection, m: Measurements) -> bytes:
       row += [figures.overlay(image, heat), figures.shade(image, kept.astype(np.float32))]
     rows.append(row)
   heads = ['input', *(f'head {h + 1}{kind}' for h in range(num_heads) for kind in ('', f', {MASS:.0%}'))]
-  return sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads)
+  return figures.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads)
 
 
 def _captions(one: Inspection, count: int) -> list[str]:
@@ -212,9 +212,8 @@ def _tokens(inspections: Sequence[Inspection]) -> Iterator[Figure]:
     for name, m in measured.items():
       shares = [100 * embeddings.leave_one_out(rows, labels, NEIGHBORS) for rows in m.by_depth]
       curves[name] = (np.arange(len(shares)), np.array(shares))
-    yield Figure('separable', figures.lines(
-        curves, xlabel='after block (0: before the first)', ylabel='share of images (%)',
-        title='Classes by nearest neighbors'),
+    yield Figure('separable', figures.panels(
+        {'Classes by nearest neighbors': ('share of images (%)', curves)}, xlabel='after block (0: before the first)'),
         f'Share of the images whose folder is that of most of their {NEIGHBORS} nearest neighbors, by the mean patch '
         'token at each depth.')
 
@@ -223,14 +222,12 @@ def _features(one: Inspection) -> Iterator[Figure]:
   assert one.measured is not None
   if len(one.images) < MIN_FOR_MAP:
     return
-  points, num_labels = embeddings.flat_map(one.measured.pooled, seed=0), len(set(one.labels))
-  title = 'Images by their features'
-  drawn = (figures.scatter(points, list(one.labels), title=title)
-           if 1 < num_labels <= 24 or len(points) > MAX_ON_MAP else sheets.image_map(points, one.images, title=title))
+  points = embeddings.flat_map(one.measured.pooled, seed=0)
+  drawn = figures.scatter(points, one.labels, one.images if len(points) <= MAX_ON_MAP else one.images[:0])
   yield Figure('map', drawn, 'Features before the head, by principal components and t-SNE. Distances between distant '
                'groups mean little.')
   order, _ = embeddings.nearest(one.measured.pooled, NEIGHBORS)
   rows = [[one.images[i], *(one.images[j] for j in order[i])] for i in range(min(8, len(one.images)))]
   heads = ['image', *(f'{rank}.' for rank in range(1, NEIGHBORS + 1))]
-  yield Figure('neighbors', sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads),
+  yield Figure('neighbors', figures.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads),
                'The nearest other images by cosine similarity of their features.', is_sheet=True)

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.config import schema
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
-from vit_jax.inspect import html_pages, plotting
+from vit_jax.inspect import figures as drawing
+from vit_jax.inspect import html_pages
 from vit_jax.inspect.html_pages import to_float
-from vit_jax.inspect.plotting import COLORS
 from vit_jax.jobs import report
 from vit_jax.record import run_directory, storage
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
-_SIZE = (6., 3.4)  # inches, of a panel with its legend
-_DPI = 150
+_WIDTH_IN, _HEIGHT_IN = 6., 3.4  # of a panel with its legend
 _MOST_SERIES = 10  # in a legend
 
 
@@ -110,14 +109,10 @@ def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
   Rows are points. Those without x, or without a finite y, are omitted. If x is text, the axis shows the names in their
   order. Lines connect the points of a series, or, if there are `curves`, the points of its rows in `curves` instead.
   """
-  plotting.load()
-  from matplotlib.figure import Figure
-  figure = Figure(figsize=(_SIZE[0] * len(figures), _SIZE[1]), layout='constrained')
-  for ax, settings in zip(figure.subplots(1, len(figures), squeeze=False)[0], figures, strict=True):
-    _draw_panel(ax, rows, curves, settings)
-  png = io.BytesIO()
-  figure.savefig(png, format='png', dpi=_DPI)
-  return png.getvalue()
+  with drawing.canvas(_WIDTH_IN * len(figures), _HEIGHT_IN, columns=len(figures)) as (figure, axes):
+    for ax, settings in zip(axes, figures, strict=True):
+      _draw_panel(ax, rows, curves, settings)
+    return drawing.encode(figure)
 
 
 def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Row], panel: schema.Figure) -> None:
@@ -136,7 +131,7 @@ def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Ro
       points = sorted(points, key=lambda row: row[panel.x])  # type: ignore[arg-type, return-value]
     x: list[Any] = [str(row[panel.x]) if has_names else row[panel.x] for row in points]
     y, error = ([to_float(row.get(column) or 0.) for row in points] for column in (panel.y, panel.error))
-    color = COLORS[number % len(COLORS)]
+    color = drawing.COLORS[number % len(drawing.COLORS)]
     if points:
       ax.errorbar(
           x, y, error if panel.error else None,
@@ -152,6 +147,4 @@ def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Ro
     ax.set_yscale('log')
   if has_names:
     ax.tick_params(axis='x', rotation=60 if len(rows) > 4 else 0)
-  ax.set(xlabel=panel.x, ylabel=panel.y)
-  ax.grid(alpha=.25)
-  ax.spines[['top', 'right']].set_visible(False)
+  drawing.finish(ax, xlabel=panel.x, ylabel=panel.y)
