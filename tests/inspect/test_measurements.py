@@ -49,11 +49,12 @@ def test_the_batch_size_does_not_change_the_measurements() -> None:
 @jax.jit
 def by_analysis(layers: list[layerwise.Layer], readout: Array) -> dict[str, Array]:
   attentions = [layer.attention for layer in layers[1:]]
+  product = functools.reduce(maps.roll, attentions, None)
   return {'distance': measurements.mean_distance(attentions[0], measurements.distances_px(GRID, (8, 8))),
           'information': measurements.mutual_information(attentions[1], 6),
           'fourier': measurements.fourier_amplitude(layers[0].tokens[:, -6:], GRID),
           'by_depth': layers[2].tokens[:, -6:].mean(1),
-          'rollout': maps.rollout(attentions, readout)[:4, -6:].reshape(4, 2, 3)}
+          'rollout': jnp.einsum('bm,bmk->bk', readout, product)[:4, -6:].reshape(4, 2, 3)}
 
 
 @pytest.mark.slow(reason='3 s: all measurements')

@@ -15,40 +15,25 @@ import numpy as np
 from vit_jax.core.types import Array, HostArray
 
 
-def rollout(attentions: Iterable[Array], readout_weights: Array, *, discard: float = 0.) -> Array:
-  """Returns attention rollout (arXiv 2005.00928; ViT paper, Appendix D.8): weights over input tokens, `[B, M]`.
+def roll(product: Array | None, attention: Array, *, discard: float = 0.) -> Array:
+  """Multiplies the layers of attention rollout so far by one more (arXiv 2005.00928; ViT paper, Appendix D.8).
 
-  Each layer's attention, averaged over heads, gets half its weight from the identity, for the residual connection:
-  `(mean_A A + I) / 2`; the layers are multiplied. The result is `readout_weights` times the product.
+  Attention, averaged over heads, gets half its weight from the identity, for the residual connection:
+  `(mean_A A + I) / 2`. The weights of the input tokens, `[B, M]`, are `readout_weights` times the product.
 
   Args:
-    attentions: `[B, A, M, M]` of each layer, the first layer first; consumed one by one.
-    readout_weights: `[B, M]`.
+    product: of the layers before, `[B, M, M]`; None for the first layer.
+    attention: `[B, A, M, M]`.
     discard: share of the smallest entries of each row of attention that are set to 0, never the largest; rows are
       normalized again. The paper discards none: 0.
   """
-  product: Array | None = None
-  for attention in attentions:
-    product = roll(product, attention, discard=discard)
-  assert product is not None, 'no layers'
-  return jnp.einsum('bm,bmk->bk', readout_weights, product)
-
-
-def roll(product: Array | None, attention: Array, *, discard: float) -> Array:
-  """Multiplies the product of the layers so far, `[B, M, M]` or None, by one more layer of `rollout`."""
-  mixed = _without_smallest(attention.mean(1), discard)
-  mixed = (mixed + jnp.eye(mixed.shape[-1])[None]) / 2
+  mean = attention.mean(1)
+  if num_dropped := int(discard * mean.shape[-1]):
+    least = jnp.sort(mean, -1)[..., num_dropped:num_dropped + 1]
+    kept = jnp.where(mean >= least, mean, 0.)
+    mean = kept / kept.sum(-1, keepdims=True)
+  mixed = (mean + jnp.eye(mean.shape[-1])[None]) / 2
   return mixed if product is None else mixed @ product
-
-
-def _without_smallest(attention: Array, share: float) -> Array:
-  """Returns `[..., M]` with the smallest `share` of the entries set to 0; rows sum to 1."""
-  num_dropped = int(share * attention.shape[-1])
-  if not num_dropped:
-    return attention
-  least = jnp.sort(attention, -1)[..., num_dropped:num_dropped + 1]
-  kept = jnp.where(attention >= least, attention, 0.)
-  return kept / kept.sum(-1, keepdims=True)
 
 
 def head_maps(attention: Array, readout_weights: Array, num_patches: int) -> Array:

@@ -26,6 +26,7 @@ from vit_jax.inspect.layerwise import Driver, Logits
 log = logging.getLogger('vit_jax.inspect')
 _MEANS = ('distance_px', 'information', 'entropy', 'fourier', 'singular')
 TINY = 1e-8  # added to attention before a logarithm
+_roll = jax.jit(maps.roll, static_argnames='discard')
 
 
 def patch_attention(attention: Array, num_patches: int) -> Array:
@@ -183,7 +184,7 @@ def _measure_batch(driver: Driver, batch: HostArray, *, grid: tuple[int, int], p
     found = _measure_tokens(layer.tokens, grid=grid)
     if layer.attention is not None:
       found |= _measure_attention(layer.attention, distances)
-      product = _roll(product, layer.attention, discard=discard, count=num_maps) if num_maps else None
+      product = _roll(product, layer.attention[:num_maps], discard=discard) if num_maps else None
       last = layer.attention
     for name, row in found.items():
       rows[name].append(row)
@@ -217,12 +218,6 @@ def _measure_tokens(tokens: Array, *, grid: tuple[int, int]) -> dict[str, Array]
   patches = tokens[:, -grid[0] * grid[1]:].astype(jnp.float32)
   return {'fourier': fourier_amplitude(patches, grid), 'singular': singular_values(patches),
           'by_depth': patches.mean(1)}
-
-
-@functools.partial(jax.jit, static_argnames=('discard', 'count'))
-def _roll(product: Array | None, attention: Array, *, discard: float, count: int) -> Array:
-  """Rolls the attention of the first `count` images."""
-  return maps.roll(product, attention[:count], discard=discard)
 
 
 @functools.partial(jax.jit, static_argnames='num_patches')

@@ -230,7 +230,7 @@ class Model:
       for layer in driver.layers(self.normalize(pixels), capture=True):
         tokens = layer.tokens
         if layer.attention is not None:
-          product = maps.roll(product, layer.attention, discard=0.)
+          product = maps.roll(product, layer.attention)
       assert product is not None
       h, w = self.grid
       rolled = jnp.einsum('bm,bmk->bk', driver.readout_weights(tokens), product)[:, -h * w:]
