@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 COLORS = ('#0a84c6', '#e0731d', '#159f78', '#c565a0', '#8c74d6', '#b08a00', '#56b4e9', '#d64545')
 """Readable on white and on near-black: Okabe and Ito 2008, without black and yellow, blue first."""
-RECONSTRUCTION_COLUMNS = ('input', 'masked', 'prediction', 'prediction where masked')
 _DPI = 130
 _MASKED = 128  # gray level of masked patches
 _OPACITY = .55  # of the colors over an image
@@ -306,13 +305,9 @@ def reconstruct(predicted: HostArray, hidden: HostArray, *, mean: Sequence[float
   return Reconstruction(np.round(255 * np.clip(pixels, 0, 1)).astype(np.uint8), np.asarray(hidden)[..., 0] > 0.5)
 
 
-def reconstruction_columns(image: HostArray, predicted: HostArray, hidden: HostArray) -> list[HostArray]:
-  """Returns an image for each of `RECONSTRUCTION_COLUMNS`, all `[H, W, 3]` u8 (MAE, arXiv 2111.06377, Figure 2)."""
-  hidden = hidden[..., None]
-  return [image, np.where(hidden, np.uint8(_MASKED), image), predicted, np.where(hidden, predicted, image)]
-
-
 def reconstruction_sheet(images: HostArray, found: Reconstruction, captions: Sequence[str]) -> bytes:
-  """Draws a row for each of the images `[K, H, W, 3]` u8."""
-  rows = [reconstruction_columns(*each) for each in zip(images, found.predicted, found.hidden, strict=True)]
-  return contact_sheet(rows, captions=captions, heads=RECONSTRUCTION_COLUMNS)
+  """Draws a row for each of the images `[K, H, W, 3]` u8 (MAE, arXiv 2111.06377, Figure 2)."""
+  rows = []
+  for image, predicted, hidden in zip(images, found.predicted, found.hidden[..., None], strict=True):
+    rows.append([image, np.where(hidden, np.uint8(_MASKED), image), predicted, np.where(hidden, predicted, image)])
+  return contact_sheet(rows, captions=captions, heads=['input', 'masked', 'prediction', 'prediction where masked'])

@@ -130,7 +130,8 @@ def _maps(one: Inspection) -> Iterator[Figure]:
   m = one.measured
   assert m is not None
   heads = ['input', 'rollout', 'shaded'] + (['relevance'] if m.relevance is not None else []) + ['tokens']
-  colors = embeddings.token_colors(m.tokens).reshape(len(m.tokens), *one.grid, 3)
+  tokens = np.asarray(m.tokens, np.float64).reshape(-1, m.tokens.shape[-1])  # of all images together
+  colors = embeddings.to_unit(embeddings.principal(tokens).parts).reshape(len(m.tokens), *one.grid, 3)
   rows = []
   for i, image in enumerate(one.shown):
     row = [image, figures.overlay(image, m.rollout[i]), figures.shade(image, m.rollout[i])]
@@ -166,6 +167,9 @@ def _captions(one: Inspection, count: int) -> list[str]:
 
 def _by_depth(inspections: Sequence[Inspection]) -> Iterator[Figure]:
   measured = {one.name: one.measured for one in inspections if one.measured is not None}
+  largest = {one.name: f'{np.log(one.grid[0] * one.grid[1]):.2f} nats' for one in inspections}  # log of the patches
+  maximum = (next(iter(largest.values())) if len(set(largest.values())) == 1 else
+             ', '.join(f'{nats} of {name}' for name, nats in largest.items()))
   kinds = (
       ('distance', 'distance_px', 'mean attention distance (px)', 'Mean attention distance',
        'Mean distance between a patch and those that it attends to, in pixels of the prepared image; one dot for each '
@@ -174,17 +178,10 @@ def _by_depth(inspections: Sequence[Inspection]) -> Iterator[Figure]:
        'Near 0, all patches attend to the same places, as in the late layers of contrastive learning (arXiv '
        '2305.00729).'),
       ('entropy', 'entropy', 'entropy (nats)', 'Entropy of attention',
-       f"Entropy of a patch's attention to patches; the maximum is {_largest_entropy(inspections)}."))
+       f"Entropy of a patch's attention to patches; the maximum is {maximum}."))
   for name, field, ylabel, title, caption in kinds:
     tables = {model: np.asarray(getattr(m, field)) for model, m in measured.items()}
     yield Figure(name, figures.heads_by_depth(tables, ylabel=ylabel, title=title), caption)
-
-
-def _largest_entropy(inspections: Sequence[Inspection]) -> str:
-  """Returns the logarithm of the number of patches in nats, of each network if the numbers differ."""
-  found = {one.name: f'{np.log(one.grid[0] * one.grid[1]):.2f} nats' for one in inspections}
-  return ', '.join(f'{text} of {name}' for name, text in found.items()) if len(set(found.values())) > 1 else (
-      next(iter(found.values())))
 
 
 def _tokens(inspections: Sequence[Inspection]) -> Iterator[Figure]:
@@ -201,7 +198,7 @@ def _tokens(inspections: Sequence[Inspection]) -> Iterator[Figure]:
       ylabel='log of the ratio to the first', title='Singular values of the tokens'),
       "Singular values of an image's centered patch tokens.")
   first, last = list(measured.values())[0], list(measured.values())[-1]
-  table = embeddings.cka_table(list(first.by_depth), list(last.by_depth))
+  table = np.array([[embeddings.linear_cka(a, b) for b in last.by_depth] for a in first.by_depth])
   names = [one.name for one in inspections]
   yield Figure('cka', figures.layer_similarity(table, xlabel=f'depth in {names[-1]}', ylabel=f'depth in {names[0]}'),
       'Centered kernel alignment of the mean patch tokens of all images (arXiv 1905.00414).'
