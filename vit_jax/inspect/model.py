@@ -27,7 +27,6 @@ from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.source import Record
 from vit_jax.data.text.prompts import PLAIN
-from vit_jax.inspect import attention as maps
 from vit_jax.inspect import measurements
 from vit_jax.inspect.images import ImageLike, decode, listed
 from vit_jax.inspect.layerwise import Driver
@@ -229,7 +228,7 @@ class Model:
       for layer in driver.layers(self.normalize(pixels), capture=True):
         tokens = layer.tokens
         if layer.attention is not None:
-          product = maps.roll(product, layer.attention)
+          product = measurements.roll(product, layer.attention)
       assert product is not None
       h, w = self.grid
       rolled = jnp.einsum('bm,bmk->bk', driver.readout_weights(tokens), product)[:, -h * w:]

@@ -9,8 +9,7 @@ import numpy as np
 
 from vit_jax.core.types import HostArray
 from vit_jax.inspect import embeddings, figures, html_pages
-from vit_jax.inspect.attention import keep_mass
-from vit_jax.inspect.measurements import Measurements
+from vit_jax.inspect.measurements import Measurements, keep_mass
 
 FILTERS = 28  # ViT paper, Figure 7
 MASS = 0.6  # share of the attention that a thresholded map keeps (DINO)
