@@ -1,12 +1,14 @@
 """What charts show of values that are missing, and of long curves and names."""
 from __future__ import annotations
 
+import pathlib
 import re
 
+import browser
 import numpy as np
 import pytest
 
-from vit_jax.inspect import charts
+from vit_jax.inspect import charts, html_pages
 
 
 def test_a_heat_map_marks_zeros_and_values_that_are_not_finite() -> None:
@@ -54,10 +56,32 @@ def test_a_long_curve_is_thinned_to_what_can_be_seen() -> None:
   assert len(charts.draw_curves([curve], xlabel='step', ylabel='y', log=False)) < 12_000
 
 
+def test_names_of_many_classes_are_turned_where_they_would_overlap() -> None:
+  upright, turned = (charts.draw_confusion(np.eye(n, dtype=int), [f'{i}' for i in range(n)]) for n in (10, 37))
+  assert upright.count('rotate(-90') == 1 and turned.count('rotate(-90') == 38  # one is the title of the axis
+
+
 def test_names_of_classes_are_escaped_and_turned_where_they_are_long() -> None:
   svg = charts.draw_confusion(np.array([[3, 1], [0, 4]]), ['<cat>', 'dog'])
   assert '&lt;cat&gt;, predicted dog: 1 of 4 images' in svg and 'rotate(-90' in svg and '<cat>' not in svg
   assert svg.count('class="heat"') == 3  # no cell without images
+
+
+@pytest.mark.slow(reason='2 s: a browser')
+@pytest.mark.skipif(browser.find() is None, reason='needs Chromium')
+def test_the_value_of_a_point_and_of_a_cell_is_under_the_pointer(tmp_path: pathlib.Path) -> None:
+  drawn = [charts.draw_curves([charts.Curve('a', [1., 2.], [3., 4.])], xlabel='step', ylabel='y', log=False),
+           charts.draw_heat_map(np.array([[1., 0.], [np.nan, 4.]]), rows=['a', 'b'], xlabel='layer', unit='norm'),
+           charts.draw_confusion(np.array([[3, 1], [0, 4]]), ['cat', 'dog'])]
+  (tmp_path / 'page.html').write_text(f'<style>{html_pages.read("style.css")}</style>{"".join(drawn)}')
+  with browser.Page(tmp_path / 'profile') as page:
+    page.show(width=390, dark=True)
+    page.open((tmp_path / 'page.html').as_uri())
+    assert page.run("""[...document.querySelectorAll('svg title')].map(title => {
+        title.parentElement.scrollIntoView({block: 'center'});
+        const at = title.parentElement.getBoundingClientRect();
+        const under = document.elementFromPoint(at.x + at.width / 2, at.y + at.height / 2);
+        return under === title.parentElement})""") == 9 * [True]
 
 
 @pytest.mark.parametrize(('low', 'high', 'expected'), [

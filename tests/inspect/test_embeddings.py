@@ -38,15 +38,13 @@ def test_cka_knows_rotations_and_scales_and_equals_its_formula() -> None:
   np.testing.assert_allclose(embeddings.linear_cka(FEATURES, other), want, rtol=1e-9)
   turned = 3 * FEATURES @ np.linalg.qr(RNG.normal(size=(11, 11)))[0] + 5
   np.testing.assert_allclose(embeddings.linear_cka(FEATURES, turned), 1., rtol=1e-9)
-  table = embeddings.cka_table([FEATURES, other], [other])
-  assert table.shape == (2, 1) and table[1, 0] > .999
 
 
 def test_token_colors_are_the_first_components_within_bounds() -> None:
   from sklearn.decomposition import PCA
 
   tokens = RNG.normal(size=(3, 20, 7)) * np.array([9, 5, 3, .1, .1, .1, .1])
-  colors = embeddings.token_colors(tokens)
+  colors = embeddings.to_unit(embeddings.principal(tokens.reshape(60, 7)).parts).reshape(3, 20, 3)
   parts = PCA(3).fit_transform(tokens.reshape(60, 7))
   assert colors.shape == (3, 20, 3) and colors.min() == 0 and colors.max() == 1
   for i in range(3):

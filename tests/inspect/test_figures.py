@@ -1,9 +1,13 @@
-"""Figures of an inspection: reconstructions in pixels and side by side, brightness of attention maps."""
+"""Figures of an inspection: reconstructions in pixels and side by side, brightness of attention maps; any backend."""
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from vit_jax.inspect import figures
@@ -25,16 +29,14 @@ def test_predictions_become_pixels_and_stay_in_range() -> None:
 
 
 def test_the_columns_are_input_masked_prediction_and_both() -> None:
-  image, predicted = np.full((4, 4, 3), 7, np.uint8), np.full((4, 4, 3), 200, np.uint8)
-  hidden = np.zeros((4, 4), bool)
-  hidden[:2] = True
-  columns = figures.reconstruction_columns(image, predicted, hidden)
-  assert [x[0, 0, 0] for x in columns] == [7, 128, 200, 200] and [x[3, 3, 2] for x in columns] == [7, 7, 200, 7]
-  assert len(columns) == len(figures.RECONSTRUCTION_COLUMNS) and all(x.dtype == np.uint8 for x in columns)
-  found = figures.Reconstruction(predicted[None], hidden[None])
-  drawn = np.asarray(Image.open(io.BytesIO(figures.reconstruction_sheet(image[None], found, ['one']))).convert('RGB'))
-  colors = {tuple(color) for color in drawn.reshape(-1, 3).tolist()}
-  assert {(7, 7, 7), (128, 128, 128), (200, 200, 200)} <= colors
+  image, predicted = np.full((1, 4, 4, 3), 7, np.uint8), np.full((1, 4, 4, 3), 200, np.uint8)
+  hidden = np.zeros((1, 4, 4), bool)
+  hidden[:, :2] = True
+  sheet = figures.reconstruction_sheet(image, figures.Reconstruction(predicted, hidden), ['one'])
+  drawn = np.asarray(Image.open(io.BytesIO(sheet)).convert('RGB'))
+  places = np.linspace(0, drawn.shape[1], 9).astype(int)[1::2]  # the middle of each column
+  assert drawn[100, places].tolist() == [[v] * 3 for v in (7, 128, 200, 200)]  # of the upper half, which is hidden
+  assert drawn[-20, places].tolist() == [[v] * 3 for v in (7, 7, 200, 7)]
 
 
 def test_a_few_tokens_with_high_attention_do_not_hide_the_others() -> None:
@@ -46,3 +48,13 @@ def test_a_few_tokens_with_high_attention_do_not_hide_the_others() -> None:
   once = np.zeros((14, 14))
   once[7, 7] = 1.
   assert figures.shade(image, once)[14, 14, 0] > 100 and figures.shade(image, np.zeros((14, 14))).max() == 0
+
+
+@pytest.mark.slow(reason='3 s: a process that imports matplotlib')
+def test_a_backend_that_is_not_installed_does_not_stop_a_figure() -> None:
+  program = """if True:
+      import os
+      from vit_jax.inspect import figures
+      assert b'PNG' in figures.panels({'': ('y', {})}, xlabel='x')[:4] and os.environ['MPLBACKEND'] == 'no-such-backend'
+      """
+  subprocess.run([sys.executable, '-c', program], check=True, env={**os.environ, 'MPLBACKEND': 'no-such-backend'})

@@ -51,9 +51,9 @@ def test_a_misspelled_value_of_a_template_is_an_error() -> None:
 
 
 def test_only_uint8_images_become_png_files() -> None:
-  assert html_pages.to_png(np.zeros((2, 3, 3), np.uint8)).startswith(b'\x89PNG')
+  assert html_pages.encode(np.zeros((2, 3, 3), np.uint8)).startswith(b'\x89PNG')
   with pytest.raises(ValueError, match=r'image: expected \[H, W, 3\] uint8, got \[2, 3\] float64'):
-    html_pages.to_png(np.zeros((2, 3)))
+    html_pages.encode(np.zeros((2, 3)))
 
 
 @pytest.mark.parametrize('name', ['top1', 'test/top5@ema', 'test/top1_k20', 'few/10shot_l2_0.5@ema', 'train/accuracy',

@@ -27,7 +27,7 @@ def network(name: str, side: int) -> page.Inspection:
 
 def test_the_highest_frequency_of_each_network_is_drawn_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
   drawn: list[Any] = []
-  monkeypatch.setattr(page.figures.sheets, 'encode', lambda figure: drawn.append(
+  monkeypatch.setattr(page.figures, 'encode', lambda figure: drawn.append(
       [ax.lines[0].get_xdata().tolist() for ax in figure.axes if ax.lines]) or b'')
   list(page._tokens([network('large', 8), network('small', 4)]))
   fourier, singular, *_ = drawn

@@ -1,11 +1,11 @@
 """SVG charts for HTML pages: curves, heat maps, confusion matrices.
 
 A chart is inline SVG that takes its text color from the page, so that it fits a light and a dark one. Legends are
-HTML, so that long names wrap. The templates `curves.svg`, `heat_map.svg` and `confusion.svg` draw what is laid out
-here. The module knows nothing about runs or models.
+HTML, so that long names wrap. The templates `curves.svg` and `cells.svg` draw what is laid out here. The module knows
+nothing about runs or models.
 
-matplotlib is not used here: its charts would have neither the values under the pointer nor the colors of the page, and
-every training run, which writes its report at the end, would import it.
+matplotlib is not used here: its SVG has neither the values under the pointer nor the colors of the page, is two
+to four times as large, and takes several times as long, which the live page would wait for.
 """
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from markupsafe import Markup
 
 from vit_jax.core.types import HostArray
 from vit_jax.inspect import html_pages
-from vit_jax.inspect.plotting import COLORS
-from vit_jax.inspect.sheets import shorten
+from vit_jax.inspect.figures import COLORS, shorten
 
 WIDTH = 440  # of a chart, in units of 1/12 of the height of its text
 _HEIGHT = 250
@@ -39,12 +38,11 @@ def linear_ticks(low: float, high: float, *, whole: bool = False) -> list[float]
     low, high: the range, `low < high`.
     whole: whole numbers only.
   """
-  least = (high - low) / (_MOST_TICKS - 1)
+  least = (high - low) / (_MOST_TICKS - 1) * (1 - 1e-9)
+  least = max(least, 1.) if whole else least
   power = 10. ** math.floor(math.log10(least))
-  steps = [factor * power for factor in (1., 2., 2.5, 5., 10.)]
-  step = next(step for step in steps if step >= least * (1 - 1e-9))
-  if whole:
-    step = max(1., next(step for step in steps if step >= least * (1 - 1e-9) and (step < 1 or step == round(step))))
+  step = next(step for step in (power, 2 * power, 2.5 * power, 5 * power, 10 * power)
+              if step >= least and not (whole and step % 1))
   first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
   return [number * step for number in range(first, last + 1)]
 
@@ -88,7 +86,7 @@ class Curve(NamedTuple):
   raw: Sequence[float] = ()
 
 
-class Span(NamedTuple):
+class _Axis(NamedTuple):
   """An axis: its range, whether it is logarithmic, and the range of its positions."""
   low: float
   high: float
@@ -114,39 +112,38 @@ def draw_curves(curves: Sequence[Curve], *, xlabel: str, ylabel: str, log: bool)
   every = [pair for smooth, raw in arrays for pair in (smooth, raw) if pair is not None]
   x, y = (np.concatenate([pair[axis] for pair in every]) for axis in (0, 1))
   y = y[np.isfinite(y)]
-  is_log = log and bool(len(y)) and y.min() > 0
-  down = _span(y, is_log=is_log, begin=_HEIGHT - 34., end=24.)
+  down = _axis(y, is_log=log and bool(len(y)) and y.min() > 0, begin=_HEIGHT - 34., end=24.)
   left = 14 + _LETTER * max(len(text) for _, text in down.ticks())
-  across = _span(x, is_log=False, begin=left, end=WIDTH - 12., pad=0.)
-  lines = [_Line(curve, number, *pair, across, down).values
-           for number, (curve, pair) in enumerate(zip(curves, arrays, strict=True))]
-  return _draw('curves.svg', f'{ylabel} over {xlabel}', height=_HEIGHT, left=left, right=WIDTH - 12, down=down.ticks(),
-               across=across.ticks(whole=True), xlabel=xlabel, ylabel=ylabel, lines=lines)
+  across = _axis(x, is_log=False, begin=left, end=WIDTH - 12., pad=0.)
 
-
-class _Line:
-  """A curve as the template draws it."""
-
-  def __init__(self, curve: Curve, number: int, smooth: tuple[HostArray, HostArray],
-               raw: tuple[HostArray, HostArray] | None, across: Span, down: Span) -> None:
-    self._across, self._down = across, down
-    pairs = [(x, y) for x, y in zip(*smooth, strict=True) if np.isfinite(y)]
-    dash, border = _DASHES[number // len(COLORS) % len(_DASHES)]
-    self.values: dict[str, Any] = {
-        'label': curve.label, 'color': COLORS[number % len(COLORS)], 'dash': dash, 'border': border,
-        'path': self._path(*smooth), 'raw': self._path(*raw) if raw else '',
-        'last': html_pages.format_value(float(pairs[-1][1])) if pairs else '',
-        'marks': [(across.at(x), down.at(y), f'{x:,.6g}: {html_pages.format_value(float(y))}') for x, y in pairs
-                  ] if len(pairs) < _FEW else []}
-
-  def _path(self, x: HostArray, y: HostArray) -> str:
-    """Returns the points as the `d` of a path; a gap begins a new part."""
+  def path(points: tuple[HostArray, HostArray]) -> str:
+    """Returns points as the `d` of a path; a gap begins a new part."""
     parts, pen = [], 'M'
-    for one, value in zip(x.tolist(), y.tolist(), strict=True):
-      if math.isfinite(value):
-        parts.append(f'{pen}{self._across.at(one):g} {self._down.at(value):g}')
-      pen = 'L' if math.isfinite(value) else 'M'
+    for x, y in zip(*points, strict=True):
+      parts += [f'{pen}{across.at(x):g} {down.at(y):g}'] if np.isfinite(y) else []
+      pen = 'L' if np.isfinite(y) else 'M'
     return ''.join(parts)
+
+  lines: list[dict[str, Any]] = []
+  for number, (curve, (smooth, raw)) in enumerate(zip(curves, arrays, strict=True)):
+    shown = [(x, y, html_pages.format_value(float(y))) for x, y in zip(*smooth, strict=True) if np.isfinite(y)]
+    dash, border = _DASHES[number // len(COLORS) % len(_DASHES)]
+    lines.append({
+        'label': curve.label, 'color': COLORS[number % len(COLORS)], 'dash': dash, 'border': border,
+        'path': path(smooth), 'raw': path(raw) if raw else '', 'last': shown[-1][2] if shown else '',
+        'marks': [(across.at(x), down.at(y), f'{x:,.6g}: {text}') for x, y, text in shown if len(shown) < _FEW]})
+  return Markup(html_pages.render(
+      'curves.svg', label=f'{ylabel} over {xlabel}', full=WIDTH, height=_HEIGHT, left=left, right=WIDTH - 12,
+      down=down.ticks(), across=across.ticks(whole=True), xlabel=xlabel, ylabel=ylabel, lines=lines))
+
+
+class _Cell(NamedTuple):
+  """A cell of a table of colors: `share` from 0 to 1 is its color, `mark` is on it, and `text` is under the pointer."""
+  row: int
+  column: int
+  share: float
+  mark: str
+  text: str
 
 
 def draw_heat_map(values: HostArray, *, rows: Sequence[str], xlabel: str, unit: str) -> Markup:
@@ -159,46 +156,41 @@ def draw_heat_map(values: HostArray, *, rows: Sequence[str], xlabel: str, unit: 
   good = np.isfinite(values) & (values > 0)
   logs = np.log10(np.where(good, values, 1.))
   low, high = np.quantile(logs[good], (.1, 1.)).tolist() if good.any() else (0., 0.)
-  names = [shorten(name, 34) for name in rows]
-  left, side = min(14 + _LETTER * max(map(len, names)), .55 * WIDTH), 17.
-  width = min((WIDTH - 8 - left) / values.shape[1], 48.)
-  cells = []
-  for (row, column), value in np.ndenumerate(values):
-    x, y, is_good = round(left + column * width, 1), 4 + row * side, bool(good[row, column])
-    share = (logs[row, column] - low) / (high - low) if high > low else 1.
-    mark = '' if is_good else '0' if value == 0 else '×'
-    cells.append((x, y, round(min(max(float(share), .05), 1.), 3) if is_good else 0., mark,
-                  f'{rows[row]}, {xlabel} {column + 1}: {html_pages.format_value(float(value))}'))
-  every = max(1, math.ceil((3 + len(str(values.shape[1]))) * _LETTER / width))
-  return _draw('heat_map.svg', f'{unit} by {xlabel}', height=4 + len(rows) * side + 56, left=left, side=side,
-               width=width, rows=names, cells=cells, xlabel=xlabel, unit=unit, low=f'≤ {tick_text(_rounded(10**low))}',
-               high=tick_text(_rounded(10**high)), bottom=4 + len(rows) * side,
-               columns=[(left + (c + .5) * width, c + 1) for c in range(0, values.shape[1], every)])
+  share = np.where(good, np.clip((logs - low) / (high - low), .05, 1.) if high > low else 1., 0.)
+  cells = [_Cell(row, column, float(share[row, column]), '' if good[row, column] else '0' if value == 0 else '×',
+                 f'{rows[row]}, {xlabel} {column + 1}: {html_pages.format_value(float(value))}')
+           for (row, column), value in np.ndenumerate(values)]
+  names, num_columns = [shorten(name, 34) for name in rows], values.shape[1]
+  left = min(14 + _LETTER * max(map(len, names)), .55 * WIDTH)
+  width = min((WIDTH - 8 - left) / num_columns, 48.)
+  every = max(1, math.ceil((3 + len(str(num_columns))) * _LETTER / width))
+  least, most = (tick_text(float(f'{10**power:.2g}')) for power in (low, high))
+  return Markup(html_pages.render(
+      'cells.svg', label=f'{unit} by {xlabel}', full=WIDTH, left=left, side=17., width=width, rows=names,
+      columns={column: column + 1 for column in range(0, num_columns, every)}, num_columns=num_columns, cells=cells,
+      xlabel=xlabel, ylabel='', turned=0., scale=(f'≤ {least}', f'{most} {unit}')))
 
 
 def draw_confusion(counts: HostArray, names: Sequence[str]) -> Markup:
   """Draws a confusion matrix `counts [C, C]`, labels in rows; colors show the share of the images with a label."""
   counts = np.asarray(counts)
   share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+  has_numbers = len(names) <= 20
+  cells = [_Cell(row, column, max(float(share[row, column]), .06), f'{counts[row, column]}' if has_numbers else '',
+                 f'{names[row]}, predicted {names[column]}: {counts[row, column]:,} of {counts[row].sum():,} images')
+           for row, column in np.argwhere(counts > 0).tolist()]
   short = [shorten(name, 18) for name in names]
   longest = max(map(len, short), default=0)
-  is_turned = longest > 3
   left = 26 + _LETTER * longest
-  side = round(max(12., min(30., (WIDTH - left - 8) / len(names))), 1)
-  cells = [(left + column * side, 4 + row * side, round(float(share[row, column]), 3), int(counts[row, column]),
-            f'{names[row]}, predicted {names[column]}: {counts[row, column]:,} of {counts[row].sum():,} images')
-           for row, column in np.argwhere(counts > 0)]
-  bottom = 4 + len(names) * side
-  return _draw('confusion.svg', 'confusion matrix', width=left + len(names) * side + 8, left=left, side=side,
-               bottom=bottom, height=bottom + 30 + (_LETTER * longest if is_turned else 14), names=short, cells=cells,
-               is_turned=is_turned, has_numbers=len(names) <= 20)
+  side = max(12., min(30., (WIDTH - left - 8) / len(names)))
+  turned = _LETTER * longest if _LETTER * longest > side - 3 else 0.  # names are upright unless they would overlap
+  return Markup(html_pages.render(
+      'cells.svg', label='confusion matrix', full=left + len(names) * side + 8, left=left, side=side, width=side,
+      rows=short, columns=dict(enumerate(short)), num_columns=len(short), cells=cells, xlabel='predicted',
+      ylabel='label', turned=turned, scale=()))
 
 
-def _draw(template: str, label: str, **values: object) -> Markup:
-  return Markup(html_pages.render(template, **({'label': label, 'full': WIDTH} | values)))
-
-
-def _span(values: HostArray, *, is_log: bool, begin: float, end: float, pad: float = .05) -> Span:
+def _axis(values: HostArray, *, is_log: bool, begin: float, end: float, pad: float = .05) -> _Axis:
   """Returns an axis of the finite values, with a margin of the share `pad` at both ends."""
   low, high = (float(values.min()), float(values.max())) if len(values) else (0., 1.)
   if high <= low:
@@ -207,11 +199,7 @@ def _span(values: HostArray, *, is_log: bool, begin: float, end: float, pad: flo
     low, high = low * (low / high)**pad, high * (high / low)**pad
   else:
     low, high = low - pad * (high - low), high + pad * (high - low)
-  return Span(low, high, is_log, begin, end)
-
-
-def _rounded(value: float) -> float:
-  return float(f'{value:.2g}')
+  return _Axis(low, high, is_log, begin, end)
 
 
 def _thin(steps: Sequence[float], values: Sequence[float]) -> tuple[HostArray, HostArray]:

@@ -33,7 +33,6 @@ from vit_jax.weights import inference
 
 LONG_PX = 448  # long side of a drawn image
 _WRONG = np.array([230, 30, 30])
-_SUFFIXES = masks.EXTENSIONS
 
 
 class Options(NamedTuple):
@@ -42,14 +41,6 @@ class Options(NamedTuple):
   masks: str = ''
   foreground: float = 0.
   block: int = 0
-
-
-class Drawn(NamedTuple):
-  """The panels of an image by title, the classes of its pixels by title, and the confusion matrix `[C, C]`."""
-  before: dict[str, HostArray]
-  found: dict[str, HostArray]
-  after: dict[str, HostArray]
-  matrix: HostArray | None
 
 
 def write(network: Model, name: str, images: Sequence[HostArray], paths: Sequence[str], to: pathlib.Path,
@@ -78,25 +69,33 @@ def write(network: Model, name: str, images: Sequence[HostArray], paths: Sequenc
   resized = np.stack([_resized(network, image) for image in images])
   tokens = network.features(resized, layer=options.block or None, as_grid=True, norm=bool(options.block), prepared=True)
   grids = tokens.shape[:3]
-  rows = tokens.reshape(-1, tokens.shape[-1]).astype(np.float64)
-  found = embeddings.principal(rows)
+  found = embeddings.principal(tokens.reshape(-1, tokens.shape[-1]).astype(np.float64))
   colors = {'principal components': embeddings.to_unit(found.parts).reshape(*grids, 3)}
   if options.foreground:
     colors['foreground alone'] = _of_foreground(tokens, options.foreground)
   scores = None if probe is None else probe.score(_probed(network, resized, probe))
-  class_names = () if probe is None else tuple(map(str, probe.class_names))
-  drawn = [_draw(image, path, {title: one[i] for title, one in colors.items()}, None if scores is None else scores[i],
-                 probe, options.masks, network.image_px)
-           for i, (image, path) in enumerate(zip(images, paths, strict=True))]
-  matrices = [one.matrix for one in drawn if one.matrix is not None]
+  matrices, pictures = [], []
+  (to / 'dense').mkdir(parents=True, exist_ok=True)
+  for i, (image, path, stem) in enumerate(zip(images, paths, _distinct(stems), strict=True)):
+    picture, matrix = _draw(image, path, {title: one[i] for title, one in colors.items()},
+                            None if scores is None else scores[i], probe, options.masks, network.image_px)
+    matrices += [] if matrix is None else [matrix]
+    pictures.append(Figure(stem, html_pages.encode(picture), path, is_sheet=True))
+    (to / 'dense' / f'{stem}.png').write_bytes(pictures[-1].png)
   if matrices and not np.any(matrices):
     raise UserError(f'--masks: expected a pixel that counts, got none in the masks of {options.masks}. Choose other '
                     'masks.')
-  pictures = _write_pictures(to / 'dense', images, paths, drawn, class_names)
   arrays = {'components': found.parts.reshape(*grids, 3), 'share': found.share}
   np.savez_compressed(to / 'dense.npz', **arrays if scores is None else arrays | {'scores': scores})  # type: ignore[arg-type]
-  text = _numbers(found.share, confusion.scores(np.sum(matrices, 0)) if matrices else None)
-  _write_page(to, name, network, pictures, text)
+  text = f'The three components have {", ".join(f"{part:.1%}" for part in found.share)} of the variance of the tokens.'
+  if matrices:
+    total = confusion.scores(np.sum(matrices, 0))
+    text += f' Over these images: mIoU {total.miou:.2%}, accuracy {total.accuracy:.2%} of the pixels.'
+  page = html_pages.render(
+      'inspection.html', title=f'{name} – dense features', names=[name],
+      head=['weights', 'family', 'images', 'patches'], sections=[(text, pictures)],
+      rows=[[name, network.weights.family, len(pictures), f'{network.grid[0]} × {network.grid[1]}']])
+  (to / 'report.html').write_bytes(storage.encode(page))
   return text
 
 
@@ -154,42 +153,47 @@ def _of_foreground(tokens: HostArray, threshold: float) -> HostArray:
   return colors
 
 
+def _distinct(stems: Sequence[str]) -> list[str]:
+  """Returns names of files; equal ones are numbered, and end with `_` where that is the name of another."""
+  found = []
+  for number, own in enumerate(stems):
+    stem = own if stems.count(own) == 1 else f'{own}_{number}'
+    while stem in stems and stem != own:
+      stem += '_'
+    found.append(stem)
+  return found
+
+
 def _draw(image: HostArray, path: str, colors: dict[str, HostArray], scores: HostArray | None, probe: Probe | None,
-          folder: str, window: tuple[int, int]) -> Drawn:
-  size = _drawn_px(image)
-  before = {title: figures.blocks(values, size) for title, values in colors.items()}
+          folder: str, window: tuple[int, int]) -> tuple[HostArray, HostArray | None]:
+  """Returns the picture of an image, and the confusion matrix `[C, C]` of its pixels if it has a mask in `folder`."""
+  shown = _scaled(image)
+  before = {title: figures.blocks(values, shown.shape[:2]) for title, values in colors.items()}
   if scores is None or probe is None:
-    return Drawn(before, {}, {}, None)
-  predicted = _at_pixels(scores, image.shape[:2], window)
-  found = {'prediction': predicted}
-  after: dict[str, HostArray] = {}
-  matrix = None
+    return mask_overlay.draw(shown, {}, (), before=before), None
+  rows, columns = (upsample.spans(image.shape[axis], window[axis], window[axis], window[axis], scores.shape[axis])
+                   for axis in (0, 1))
+  predicted = upsample.predict(scores[None].astype(np.float32), rows, columns, image.shape[:2])  # [H, W] i32
+  found, after, matrix = {'prediction': predicted}, {}, None
   if folder:
-    true = _read_mask(folder, path, image.shape[:2], probe)
-    found['labels'] = true
+    true = found['labels'] = _read_mask(folder, path, image.shape[:2], probe)
     matrix = confusion.count(true, predicted, len(probe.class_names))
     gray = np.repeat(np.asarray(Image.fromarray(image).convert('L'))[..., None], 3, -1)
     wrong = (true >= 0) & (predicted != true)
     errors = np.where(wrong[..., None], np.round(.3 * gray + .7 * _WRONG), .6 * gray + 60).astype(np.uint8)
     share = wrong.sum() / max((true >= 0).sum(), 1)
-    after[f'errors: {share:.1%} of the pixels'] = _at(errors, size)
-  return Drawn(before, {title: masks.resize(one, size) for title, one in found.items()}, after, matrix)
-
-
-def _at_pixels(scores: HostArray, size: tuple[int, ...], window: tuple[int, int]) -> HostArray:
-  """Returns the class of each pixel of an image, `[H, W]` i32, from scores of tokens `[h, w, C]`."""
-  rows, columns = (upsample.spans(size[axis], window[axis], window[axis], window[axis], scores.shape[axis])
-                   for axis in (0, 1))
-  return upsample.predict(scores[None].astype(np.float32), rows, columns, (size[0], size[1]))
+    after[f'errors: {share:.1%} of the pixels'] = _scaled(errors)
+  return mask_overlay.draw(shown, {title: masks.resize(one, shown.shape[:2]) for title, one in found.items()},
+                           tuple(map(str, probe.class_names)), before=before, after=after), matrix
 
 
 def _read_mask(folder: str, path: str, size: tuple[int, ...], probe: Probe) -> HostArray:
   """Returns the class of each pixel by the mask of an image, `[H, W]` i32; -1 where it does not count."""
   stem = pathlib.Path(path).stem
-  file = next((one for suffix in _SUFFIXES if (one := pathlib.Path(folder, f'{stem}{suffix}')).is_file()), None)
+  file = next((one for suffix in masks.EXTENSIONS if (one := pathlib.Path(folder, f'{stem}{suffix}')).is_file()), None)
   if file is None:
-    raise UserError(f'--masks: expected {stem}.png (or {", ".join(_SUFFIXES[1:])}) in {folder}, as for every image, '
-                    'got no such file. Add the mask, or leave the image out.')
+    raise UserError(f'--masks: expected {stem}.png (or {", ".join(masks.EXTENSIONS[1:])}) in {folder}, as for every '
+                    'image, got no such file. Add the mask, or leave the image out.')
   first, ignore = (int(value) for value in probe.values)
   try:
     content = file.read_bytes()
@@ -205,41 +209,8 @@ def _read_mask(folder: str, path: str, size: tuple[int, ...], probe: Probe) -> H
     raise UserError(f'{file}: {error}.') from error
 
 
-def _drawn_px(image: HostArray) -> tuple[int, int]:
+def _scaled(image: HostArray) -> HostArray:
+  """Returns an image `[H, W, 3]` u8 with a long side of `LONG_PX`."""
   factor = LONG_PX / max(image.shape[:2])
-  return max(1, round(image.shape[0] * factor)), max(1, round(image.shape[1] * factor))
-
-
-def _at(image: HostArray, size: tuple[int, int]) -> HostArray:
-  return np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC))
-
-
-def _write_pictures(folder: pathlib.Path, images: Sequence[HostArray], paths: Sequence[str], drawn: Sequence[Drawn],
-                    class_names: Sequence[str]) -> list[Figure]:
-  """Writes a picture for each image, and returns them for the page; files of equal names are numbered."""
-  folder.mkdir(parents=True, exist_ok=True)
-  stems = [pathlib.Path(path).stem for path in paths]
-  found = []
-  for number, (image, one) in enumerate(zip(images, drawn, strict=True)):
-    stem = stems[number] if stems.count(stems[number]) == 1 else f'{stems[number]}_{number}'
-    while stem in stems and stem != stems[number]:
-      stem += '_'
-    picture = mask_overlay.draw(_at(image, _drawn_px(image)), one.found, class_names, before=one.before,
-                                after=one.after)
-    png = html_pages.to_png(picture)
-    (folder / f'{stem}.png').write_bytes(png)
-    found.append(Figure(stem, png, paths[number], is_sheet=True))
-  return found
-
-
-def _numbers(share: HostArray, scores: confusion.Scores | None) -> str:
-  text = f'The three components have {", ".join(f"{part:.1%}" for part in share)} of the variance of the tokens.'
-  return text if scores is None else (
-      f'{text} Over these images: mIoU {scores.miou:.2%}, accuracy {scores.accuracy:.2%} of the pixels.')
-
-
-def _write_page(to: pathlib.Path, name: str, network: Model, pictures: Sequence[Figure], text: str) -> None:
-  rows = [[name, network.weights.family, len(pictures), f'{network.grid[0]} × {network.grid[1]}']]
-  page = html_pages.render('inspection.html', title=f'{name} – dense features', names=[name],
-                           head=['weights', 'family', 'images', 'patches'], rows=rows, sections=[(text, pictures)])
-  (to / 'report.html').write_bytes(storage.encode(page))
+  height, width = (max(1, round(side * factor)) for side in image.shape[:2])
+  return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))

@@ -58,19 +58,6 @@ def unit_rows(rows: HostArray) -> HostArray:
   return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
 
-def token_colors(tokens: HostArray) -> HostArray:
-  """Returns the first three principal components of patch tokens as red, green and blue (DINOv2, Figure 1).
-
-  Args:
-    tokens: `[B, N, D]`; the components are those of all images together.
-
-  Returns:
-    `[B, N, 3]` f64 in [0, 1]; 2 % of the values at each end are clipped.
-  """
-  rows = np.asarray(tokens, np.float64).reshape(-1, tokens.shape[-1])
-  return to_unit(principal(rows).parts).reshape(*tokens.shape[:2], 3)
-
-
 class Principal(NamedTuple):
   """Principal components of rows: `parts [n, 3]` f64, the rows in them, and their shares of the variance `[3]`."""
   parts: HostArray
@@ -86,7 +73,10 @@ def principal(rows: HostArray) -> Principal:
 
 
 def to_unit(parts: HostArray) -> HostArray:
-  """Returns columns of `[n, c]` scaled to [0, 1]; 2 % of the values at each end are clipped."""
+  """Returns columns of `[n, c]` scaled to [0, 1]; 2 % of the values at each end are clipped.
+
+  The principal components of patch tokens, as red, green and blue, show what is alike (DINOv2, Figure 1).
+  """
   low, high = np.percentile(parts, (2, 98), axis=0)
   return np.clip((parts - low) / np.maximum(high - low, 1e-12), 0, 1)
 
@@ -129,11 +119,6 @@ def linear_cka(x: HostArray, y: HostArray) -> float:
     kernels.append(centered @ centered.T)  # [S, S]: S images are far fewer than features
   cross = (kernels[0] * kernels[1]).sum()
   return float(cross / max(np.linalg.norm(kernels[0]) * np.linalg.norm(kernels[1]), 1e-300))
-
-
-def cka_table(first: list[HostArray], second: list[HostArray]) -> HostArray:
-  """Returns the CKA of each layer of one model `[S, D]` with each of another, `[len(first), len(second)]`."""
-  return np.array([[linear_cka(a, b) for b in second] for a in first])
 
 
 def nearest(features: HostArray, count: int) -> tuple[HostArray, HostArray]:

@@ -69,31 +69,18 @@ def data_uri(file: bytes) -> str:
   return f'data:image/{kind};base64,{base64.b64encode(file).decode()}'
 
 
-def to_png(image: HostArray) -> bytes:
-  """Returns an image `[H, W, 3]` uint8 as a PNG file.
+def encode(image: HostArray, kind: str = 'png') -> bytes:
+  """Returns an image `[H, W, 3]` uint8 as a PNG file, or as a JPEG file, a tenth of the PNG of a photo.
 
   Raises:
     ValueError: the array has another shape or dtype.
   """
-  return _encode(image, 'png')
-
-
-def to_jpeg(image: HostArray) -> bytes:
-  """Returns an image `[H, W, 3]` uint8 as a JPEG file, a tenth of the PNG of a photo.
-
-  Raises:
-    ValueError: the array has another shape or dtype.
-  """
-  return _encode(image, 'jpeg', quality=85)
-
-
-def _encode(image: HostArray, kind: str, **settings: int) -> bytes:
   image = np.asarray(image)
   if image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape or image.dtype != np.uint8:
     raise ValueError(f'image: expected [H, W, 3] uint8, got {list(image.shape)} {image.dtype}')
   from PIL import Image
   buffer = io.BytesIO()
-  Image.fromarray(image).save(buffer, kind, **settings)
+  Image.fromarray(image).save(buffer, kind, **({'quality': 85} if kind == 'jpeg' else {}))
   return buffer.getvalue()
 
 

@@ -78,7 +78,10 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   networks = [Model(inference.load(name, reading, classes=classes)) for name in names]
   if dense:
     return _run_dense(networks, names, paths, to, options, overwrite=overwrite)
-  numbers = [_describe(network, of_class, classes) for network in networks]
+  for network in networks:
+    log.info('%s', inference.describe_class_names(network.weights, classes=classes))
+  numbers = [network.find_class(of_class) if of_class else None for network in networks]
+  log.info('Attention is computed explicitly, for %d images and one layer at a time.', BATCH)
   console.begin_stage('compiling and measuring')
   inspections, num_bad = [], 0
   for name, network, number in zip(_short_names(names), networks, numbers, strict=True):
@@ -110,13 +113,6 @@ def _run_dense(networks: Sequence[Model], names: Sequence[str], paths: Sequence[
   console.end_stage()
   print(f'{said}\nPictures: {to / "dense"}, report: {to / "report.html"}', flush=True)
   return 2 if len(good) < len(paths) else 0
-
-
-def _describe(network: Model, of_class: str, classes: str) -> int | None:
-  """Logs where the class names are from, and returns the number of the class that relevance is computed for."""
-  log.info('%s', inference.describe_class_names(network.weights, classes=classes))
-  log.info('Attention is computed explicitly, for %d images and one layer at a time.', BATCH)
-  return network.find_class(of_class) if of_class else None
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
@@ -152,6 +148,8 @@ def _inspect(name: str, network: Model, images: HostArray, paths: list[str], *, 
     patch_px = (network.image_px[0] / grid[0], network.image_px[1] / grid[1])
     measured = measurements.measure(driver, batches, grid=grid, patch_px=patch_px, num_maps=NUM_MAPS, discard=discard,
                                     logits=network.head, of_class=of_class)
+  kernel = np.asarray(params.get('stem', {}).get('kernel', 0))
+  has_filters = kernel.ndim == 4 and kernel.shape[2] == 3  # [P, P, 3, D] of pixels; not in a hybrid
   positions = np.asarray(driver.backbone.positions(params, grid))  # type: ignore[attr-defined]
   predictions = []
   if measured is not None and measured.logits is not None:
@@ -159,7 +157,7 @@ def _inspect(name: str, network: Model, images: HostArray, paths: list[str], *, 
   folders = [pathlib.Path(path).parent.name for path in paths]
   return Inspection(
       name, network.weights.family, images[:NUM_MAPS], paths, folders if len(set(folders)) > 1 else [''] * len(paths),
-      predictions, grid, _filters(params), positions if positions.any() else None, measured, images,
+      predictions, grid, kernel if has_filters else None, positions if positions.any() else None, measured, images,
       _reconstruct(network, images[:NUM_MAPS]), '' if of_class is None else network.class_names[of_class])
 
 
@@ -171,12 +169,6 @@ def _reconstruct(network: Model, images: HostArray) -> figures.Reconstruction | 
   task = mae.build(weights.decoder, inference.backbone(weights))
   found = jax.jit(task.reconstruct)(weights.params, network.normalize(images), jax.random.key(0))
   return figures.reconstruct(*jax.device_get(found), mean=weights.preprocess.mean, std=weights.preprocess.std)
-
-
-def _filters(params: dict) -> HostArray | None:
-  """Returns the kernel `[P, P, 3, D]` of a patch embedding of pixels; None for a hybrid."""
-  kernel = np.asarray(params['stem']['kernel']) if 'kernel' in params.get('stem', {}) else None
-  return kernel if kernel is not None and kernel.ndim == 4 and kernel.shape[2] == 3 else None
 
 
 def _write_numbers(to: pathlib.Path, inspections: Sequence[Inspection]) -> None:

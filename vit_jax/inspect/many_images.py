@@ -184,5 +184,3 @@ def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
       rate = (done - first) / max(1e-9, time.monotonic() - began)
       bar.update(done, {'train/images_per_s': rate} if rate else {})
     yield show
-
-

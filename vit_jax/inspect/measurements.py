@@ -4,7 +4,8 @@ In memory are the attention of one layer for one batch, the product of the rollo
 
 Attention is `[B, A, M, M]` f32, query before key, the N patch tokens last; rows sum to 1. Its statistics are `[A]` f32
 means over images (and queries), which may be averaged further over batches of the same size. Tokens are `[B, N, D]`,
-patch tokens in raster order, without class token and registers.
+patch tokens in raster order, without class token and registers. `readout_weights [B, M]` are the weights of the final
+tokens in the output: of a class token, of a mean over tokens, or of a learned query.
 """
 from __future__ import annotations
 
@@ -20,12 +21,74 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray
-from vit_jax.inspect import attention as maps
 from vit_jax.inspect.layerwise import Driver, Logits
 
 log = logging.getLogger('vit_jax.inspect')
 _MEANS = ('distance_px', 'information', 'entropy', 'fourier', 'singular')
 TINY = 1e-8  # added to attention before a logarithm
+
+
+def roll(product: Array | None, attention: Array, *, discard: float = 0.) -> Array:
+  """Multiplies the layers of attention rollout so far by one more (arXiv 2005.00928; ViT paper, Appendix D.8).
+
+  Attention, averaged over heads, gets half its weight from the identity, for the residual connection:
+  `(mean_A A + I) / 2`. The weights of the input tokens, `[B, M]`, are `readout_weights` times the product.
+
+  Args:
+    product: of the layers before, `[B, M, M]`; None for the first layer.
+    attention: `[B, A, M, M]`.
+    discard: share of the smallest entries of each row of attention that are set to 0, never the largest; rows are
+      normalized again. The paper discards none: 0.
+  """
+  mean = attention.mean(1)
+  if num_dropped := int(discard * mean.shape[-1]):
+    least = jnp.sort(mean, -1)[..., num_dropped:num_dropped + 1]
+    kept = jnp.where(mean >= least, mean, 0.)
+    mean = kept / kept.sum(-1, keepdims=True)
+  mixed = (mean + jnp.eye(mean.shape[-1])[None]) / 2
+  return mixed if product is None else mixed @ product
+
+
+_roll = jax.jit(roll, static_argnames='discard')
+
+
+def head_maps(attention: Array, readout_weights: Array, num_patches: int) -> Array:
+  """Returns the attention map of each head of the last block (DINO, arXiv 2104.14294, Figure 1), `[B, A, N]` f32."""
+  return jnp.einsum('bm,bamk->bak', readout_weights, attention)[..., -num_patches:]
+
+
+def keep_mass(maps: HostArray, mass: float) -> HostArray:
+  """Marks the smallest set of tokens with at least `mass` of a map `[..., N]`: bool (DINO uses 0.6)."""
+  order = np.argsort(-maps, -1, kind='stable')
+  ordered = np.take_along_axis(maps, order, -1)
+  before = np.cumsum(ordered, -1) - ordered
+  kept = before < mass * maps.sum(-1, keepdims=True)
+  return np.take_along_axis(kept, np.argsort(order, -1), -1)
+
+
+def relevance_of_tokens(pairs: Iterable[tuple[Array, Array]], readout_weights: Array) -> Array:
+  """Returns the relevance of input tokens for a score, `[B, M]` (arXiv 2103.15679, eqs. 5 and 6).
+
+  Attention is weighted by its gradient.
+
+  With `E = mean_A max(0, gradient * A)` of each layer, `R <- R + E R` from `R = I`, the first layer first; here the
+  row `readout_weights R` is computed from the last layer to the first, so that no product of matrices is held in
+  memory. The contribution of the identity is subtracted.
+
+  Args:
+    pairs: attention of a block and gradient of the score by it, both `[B, A, M, M]`, the last block first.
+    readout_weights: `[B, M]`.
+  """
+  row = readout_weights
+  for attention, gradient in pairs:
+    row = _with_layer(row, attention, gradient)
+  return row - readout_weights
+
+
+@jax.jit
+def _with_layer(row: Array, attention: Array, gradient: Array) -> Array:
+  """Returns `row [B, M]` with the relevance through one more layer."""
+  return row + jnp.einsum('bm,bmk->bk', row, jnp.maximum(attention * gradient, 0.).mean(1))
 
 
 def patch_attention(attention: Array, num_patches: int) -> Array:
@@ -169,7 +232,7 @@ def relevance(driver: Driver, image: HostArray, *, grid: tuple[int, int], logits
   *_, last = driver.layers(jnp.asarray(image), capture=False)
   chosen = int(logits(driver.finish(last.tokens, grid=grid))[0].argmax()) if of_class is None else of_class
   pairs = driver.relevance_gradients(jnp.asarray(image), logits, chosen, grid=grid)
-  row = maps.relevance(pairs, driver.readout_weights(last.tokens))
+  row = relevance_of_tokens(pairs, driver.readout_weights(last.tokens))
   return np.asarray(row)[0, -grid[0] * grid[1]:].reshape(grid)
 
 
@@ -183,7 +246,7 @@ def _measure_batch(driver: Driver, batch: HostArray, *, grid: tuple[int, int], p
     found = _measure_tokens(layer.tokens, grid=grid)
     if layer.attention is not None:
       found |= _measure_attention(layer.attention, distances)
-      product = _roll(product, layer.attention, discard=discard, count=num_maps) if num_maps else None
+      product = _roll(product, layer.attention[:num_maps], discard=discard) if num_maps else None
       last = layer.attention
     for name, row in found.items():
       rows[name].append(row)
@@ -219,16 +282,10 @@ def _measure_tokens(tokens: Array, *, grid: tuple[int, int]) -> dict[str, Array]
           'by_depth': patches.mean(1)}
 
 
-@functools.partial(jax.jit, static_argnames=('discard', 'count'))
-def _roll(product: Array | None, attention: Array, *, discard: float, count: int) -> Array:
-  """Rolls the attention of the first `count` images."""
-  return maps.roll(product, attention[:count], discard=discard)
-
-
 @functools.partial(jax.jit, static_argnames='num_patches')
 def _read_out(last: Array, product: Array | None, readout_weights: Array, *, num_patches: int) -> tuple[Array, Array]:
   """Returns the head maps of the last block for all images, and the rollout of those that were rolled."""
-  heads = maps.head_maps(last, readout_weights, num_patches)
+  heads = head_maps(last, readout_weights, num_patches)
   if product is None:
     return heads, jnp.zeros((0, num_patches))
   rollout = jnp.einsum('bm,bmk->bk', readout_weights[:len(product)], product)

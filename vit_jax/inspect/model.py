@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Features, HostArray, Outputs, Params
+from vit_jax.core.types import Array, Features, HostArray, Params
 from vit_jax.data import orientation
 from vit_jax.data.device.prepare import normalize
 from vit_jax.data.formats import image_list
@@ -27,7 +27,6 @@ from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.source import Record
 from vit_jax.data.text.prompts import PLAIN
-from vit_jax.inspect import attention as maps
 from vit_jax.inspect import measurements
 from vit_jax.inspect.images import ImageLike, decode, listed
 from vit_jax.inspect.layerwise import Driver
@@ -124,7 +123,7 @@ class Model:
     if not self.weights.num_classes:
       raise UserError(f'{self.weights.source}: expected weights with a classification head, got weights without one. '
                       'Use features(), or weights that were trained on classes.')
-    return self._over(images, lambda pixels: self._outputs(pixels).logits, prepared=prepared)
+    return self._over(images, lambda pixels: self._apply(self._params, pixels).logits, prepared=prepared)
 
   def features(self, images: ImageLike | Sequence[ImageLike], *, layer: int | None = None,
                layers: Sequence[int] | None = None, as_grid: bool = False, norm: bool = False,
@@ -150,8 +149,7 @@ class Model:
       raise UserError('features: expected layer or layers, and norm=True with as_grid=True only, got others. '
                       'Leave out the other arguments.')
     if layer is None and layers is None:
-      return self._over(images, self._last_grid if as_grid else lambda pixels: self._outputs(pixels).features.pooled,
-                        prepared=prepared)
+      return self._over(images, self._last_grid, prepared=prepared) if as_grid else self._pooled(images, prepared)
     chosen = [layer] if layers is None else list(layers)
     if not chosen:
       raise UserError('layers: expected at least one block, got none. Pass the numbers of blocks.')
@@ -186,7 +184,7 @@ class Model:
 
   def _last_grid(self, pixels: Array) -> Array:
     """Returns the tokens that the network ends with, `[B, h, w, D]`."""
-    found = self._outputs(pixels).features
+    found = self._apply(self._params, pixels).features
     return found.tokens.reshape(pixels.shape[0], *map(int, found.grid), -1)
 
   def _tokens(self, pixels: Array, depths: Sequence[int], *, as_grid: bool, norm: bool) -> Array:
@@ -230,7 +228,7 @@ class Model:
       for layer in driver.layers(self.normalize(pixels), capture=True):
         tokens = layer.tokens
         if layer.attention is not None:
-          product = maps.roll(product, layer.attention, discard=0.)
+          product = measurements.roll(product, layer.attention)
       assert product is not None
       h, w = self.grid
       rolled = jnp.einsum('bm,bmk->bk', driver.readout_weights(tokens), product)[:, -h * w:]
@@ -321,7 +319,8 @@ class Model:
     for start in range(0, len(every), self._batch_size):
       batch = np.stack([np.asarray(image) if prepared else self._prepare(image)
                         for image in every[start:start + self._batch_size]])
-      padded = np.concatenate([batch, np.repeat(batch[:1], _room(len(batch), self._batch_size) - len(batch), 0)])
+      room = min(self._batch_size, 1 << (len(batch) - 1).bit_length())  # a power of two: few sizes are compiled
+      padded = np.concatenate([batch, np.repeat(batch[:1], room - len(batch), 0)])
       rows.append(np.asarray(function(jnp.asarray(padded)))[:len(batch)])
     return np.concatenate(rows)
 
@@ -334,10 +333,7 @@ class Model:
                                else str(error)) from error
 
   def _pooled(self, images: ImageLike | Sequence[ImageLike], is_prepared: bool) -> HostArray:
-    return self._over(images, lambda pixels: self._outputs(pixels).features.pooled, prepared=is_prepared)
-
-  def _outputs(self, pixels: Array) -> Outputs:
-    return self._apply(self._params, pixels)
+    return self._over(images, lambda pixels: self._apply(self._params, pixels).features.pooled, prepared=is_prepared)
 
   def _depth(self, layer: int, *, least: int) -> int:
     """Returns the index of a block, which may be counted from the end."""
@@ -368,8 +364,3 @@ class Model:
     """`(h, w)` of the patch tokens."""
     patch = self.weights.model.patch  # type: ignore[union-attr]
     return self.image_px[0] // patch, self.image_px[1] // patch
-
-
-def _room(num: int, most: int) -> int:
-  """Returns the size to which a batch of `num` is padded, so that few sizes are compiled: a power of two, or `most`."""
-  return min(most, 1 << (num - 1).bit_length())

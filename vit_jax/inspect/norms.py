@@ -46,7 +46,7 @@ def summarize(events: Sequence[Event], rates: Mapping[int, float]) -> Norms:
   grad, param, update = (_leaves(event, key) for key in ('grad', 'param', 'update'))
   kinds = {'Gradient': grad, 'Parameter': param, 'Update / parameter': _ratios(param, update)}
   paths = dict.fromkeys(path for kind in kinds.values() for path in kind)
-  rows = [[path, *(_cell(kind.get(path)) for kind in kinds.values())] for path in paths
+  rows = [[path, *(kind.get(path, '–') for kind in kinds.values())] for path in paths
           if not any(isinstance(kind.get(path), list) for kind in kinds.values())]
   maps = [(title, chart) for title, leaves in kinds.items() if (chart := _heat_map(title, leaves))]
   return Norms(note, _over_time(events), maps, ['other parameters', *kinds], rows)
@@ -117,7 +117,3 @@ def _divide(over: object, under: object) -> object:
     return [_divide(a, b) for a, b in zip(over, under, strict=False)]
   divisor = to_float(under)
   return to_float(over) / divisor if divisor else math.nan
-
-
-def _cell(value: object) -> object:
-  return '–' if value is None else value if isinstance(value, int | float) else str(value)

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.core.types import HostArray
-from vit_jax.inspect import embeddings, figures, html_pages, sheets
-from vit_jax.inspect.attention import keep_mass
-from vit_jax.inspect.measurements import Measurements
+from vit_jax.inspect import embeddings, figures, html_pages
+from vit_jax.inspect.measurements import Measurements, keep_mass
 
 FILTERS = 28  # ViT paper, Figure 7
 MASS = 0.6  # share of the attention that a thresholded map keeps (DINO)
@@ -108,7 +107,7 @@ def _of_each(inspections: Sequence[Inspection], draw: Callable[[Inspection], Ite
 
 def _input(one: Inspection) -> Iterator[Figure]:
   if one.filters is not None:
-    yield Figure('filters', sheets.filters(*embeddings.filter_components(one.filters, FILTERS)),
+    yield Figure('filters', figures.filters(*embeddings.filter_components(one.filters, FILTERS)),
                  'Principal components of the patch embedding filters, in decreasing order of variance (ViT paper, '
                  'Figure 7 left). Each is scaled separately.')
   if one.positions is not None:
@@ -130,13 +129,14 @@ def _maps(one: Inspection) -> Iterator[Figure]:
   m = one.measured
   assert m is not None
   heads = ['input', 'rollout', 'shaded'] + (['relevance'] if m.relevance is not None else []) + ['tokens']
-  colors = embeddings.token_colors(m.tokens).reshape(len(m.tokens), *one.grid, 3)
+  tokens = np.asarray(m.tokens, np.float64).reshape(-1, m.tokens.shape[-1])  # of all images together
+  colors = embeddings.to_unit(embeddings.principal(tokens).parts).reshape(len(m.tokens), *one.grid, 3)
   rows = []
   for i, image in enumerate(one.shown):
     row = [image, figures.overlay(image, m.rollout[i]), figures.shade(image, m.rollout[i])]
     row += [] if m.relevance is None else [figures.overlay(image, m.relevance[i])]
     rows.append([*row, figures.blocks(colors[i], image.shape[:2])])
-  yield Figure('maps', sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads), (
+  yield Figure('maps', figures.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads), (
       'Attention rollout over all layers, as colors and as brightness (ViT paper, Figure 6); relevance of patches for '
       f'{one.of_class or "the predicted class"} (arXiv 2103.15679); the first three principal components of the final '
       'patch tokens of all these images as red, green and blue (DINOv2, Figure 1).'), is_sheet=True)
@@ -154,7 +154,7 @@ def _head_sheet(one: Inspection, m: Measurements) -> bytes:
       row += [figures.overlay(image, heat), figures.shade(image, kept.astype(np.float32))]
     rows.append(row)
   heads = ['input', *(f'head {h + 1}{kind}' for h in range(num_heads) for kind in ('', f', {MASS:.0%}'))]
-  return sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads)
+  return figures.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads)
 
 
 def _captions(one: Inspection, count: int) -> list[str]:
@@ -166,6 +166,9 @@ def _captions(one: Inspection, count: int) -> list[str]:
 
 def _by_depth(inspections: Sequence[Inspection]) -> Iterator[Figure]:
   measured = {one.name: one.measured for one in inspections if one.measured is not None}
+  largest = {one.name: f'{np.log(one.grid[0] * one.grid[1]):.2f} nats' for one in inspections}  # log of the patches
+  maximum = (next(iter(largest.values())) if len(set(largest.values())) == 1 else
+             ', '.join(f'{nats} of {name}' for name, nats in largest.items()))
   kinds = (
       ('distance', 'distance_px', 'mean attention distance (px)', 'Mean attention distance',
        'Mean distance between a patch and those that it attends to, in pixels of the prepared image; one dot for each '
@@ -174,17 +177,10 @@ def _by_depth(inspections: Sequence[Inspection]) -> Iterator[Figure]:
        'Near 0, all patches attend to the same places, as in the late layers of contrastive learning (arXiv '
        '2305.00729).'),
       ('entropy', 'entropy', 'entropy (nats)', 'Entropy of attention',
-       f"Entropy of a patch's attention to patches; the maximum is {_largest_entropy(inspections)}."))
+       f"Entropy of a patch's attention to patches; the maximum is {maximum}."))
   for name, field, ylabel, title, caption in kinds:
     tables = {model: np.asarray(getattr(m, field)) for model, m in measured.items()}
     yield Figure(name, figures.heads_by_depth(tables, ylabel=ylabel, title=title), caption)
-
-
-def _largest_entropy(inspections: Sequence[Inspection]) -> str:
-  """Returns the logarithm of the number of patches in nats, of each network if the numbers differ."""
-  found = {one.name: f'{np.log(one.grid[0] * one.grid[1]):.2f} nats' for one in inspections}
-  return ', '.join(f'{text} of {name}' for name, text in found.items()) if len(set(found.values())) > 1 else (
-      next(iter(found.values())))
 
 
 def _tokens(inspections: Sequence[Inspection]) -> Iterator[Figure]:
@@ -201,7 +197,7 @@ def _tokens(inspections: Sequence[Inspection]) -> Iterator[Figure]:
       ylabel='log of the ratio to the first', title='Singular values of the tokens'),
       "Singular values of an image's centered patch tokens.")
   first, last = list(measured.values())[0], list(measured.values())[-1]
-  table = embeddings.cka_table(list(first.by_depth), list(last.by_depth))
+  table = np.array([[embeddings.linear_cka(a, b) for b in last.by_depth] for a in first.by_depth])
   names = [one.name for one in inspections]
   yield Figure('cka', figures.layer_similarity(table, xlabel=f'depth in {names[-1]}', ylabel=f'depth in {names[0]}'),
       'Centered kernel alignment of the mean patch tokens of all images (arXiv 1905.00414).'
@@ -212,9 +208,8 @@ def _tokens(inspections: Sequence[Inspection]) -> Iterator[Figure]:
     for name, m in measured.items():
       shares = [100 * embeddings.leave_one_out(rows, labels, NEIGHBORS) for rows in m.by_depth]
       curves[name] = (np.arange(len(shares)), np.array(shares))
-    yield Figure('separable', figures.lines(
-        curves, xlabel='after block (0: before the first)', ylabel='share of images (%)',
-        title='Classes by nearest neighbors'),
+    yield Figure('separable', figures.panels(
+        {'Classes by nearest neighbors': ('share of images (%)', curves)}, xlabel='after block (0: before the first)'),
         f'Share of the images whose folder is that of most of their {NEIGHBORS} nearest neighbors, by the mean patch '
         'token at each depth.')
 
@@ -223,14 +218,12 @@ def _features(one: Inspection) -> Iterator[Figure]:
   assert one.measured is not None
   if len(one.images) < MIN_FOR_MAP:
     return
-  points, num_labels = embeddings.flat_map(one.measured.pooled, seed=0), len(set(one.labels))
-  title = 'Images by their features'
-  drawn = (figures.scatter(points, list(one.labels), title=title)
-           if 1 < num_labels <= 24 or len(points) > MAX_ON_MAP else sheets.image_map(points, one.images, title=title))
+  points = embeddings.flat_map(one.measured.pooled, seed=0)
+  drawn = figures.scatter(points, one.labels, one.images if len(points) <= MAX_ON_MAP else one.images[:0])
   yield Figure('map', drawn, 'Features before the head, by principal components and t-SNE. Distances between distant '
                'groups mean little.')
   order, _ = embeddings.nearest(one.measured.pooled, NEIGHBORS)
   rows = [[one.images[i], *(one.images[j] for j in order[i])] for i in range(min(8, len(one.images)))]
   heads = ['image', *(f'{rank}.' for rank in range(1, NEIGHBORS + 1))]
-  yield Figure('neighbors', sheets.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads),
+  yield Figure('neighbors', figures.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads),
                'The nearest other images by cosine similarity of their features.', is_sheet=True)

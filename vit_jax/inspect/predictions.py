@@ -99,58 +99,44 @@ def load(path: str | os.PathLike[str]) -> dict[str, HostArray]:
 def summarize(arrays: Mapping[str, HostArray]) -> Predictions:
   """Returns what a report shows of the arrays that `load` returned."""
   of = ' of '.join(str(arrays[key]) for key in ('view', 'split') if key in arrays)
-  folder = _common_folder([str(name) for name in arrays.get('example_name', ())])
+  names, folder = [str(name) for name in arrays.get('example_name', ())], ''
+  if names and all(name.startswith('/') or '://' in name for name in names):  # paths, and not numbers
+    folder = os.path.commonprefix([name[:name.rfind('/') + 1] for name in names]).rpartition('/')[0] + '/'
   return Predictions(f'Predictions ({of})' if of else 'Predictions', _confusion(arrays),
                      _group_examples(arrays, folder), folder)
 
 
-def _common_folder(names: Sequence[str]) -> str:
-  """Returns the longest folder, with its slash, in which all files are; '' if there is none, or names are not paths."""
-  if not names or not all(name.startswith('/') or '://' in name for name in names):
-    return ''
-  return os.path.commonprefix([name[:name.rfind('/') + 1] for name in names]).rpartition('/')[0] + '/'
-
-
 def _confusion(arrays: Mapping[str, HostArray]) -> Confusion:
   names = [str(name) for name in np.atleast_1d(arrays['class_names'])]
-  pairs, counts, sizes = _count_pairs(arrays, len(names))
-  rows = [(names[t], names[p], int(n), f'{100 * n / sizes[t]:.1f} %') for (t, p), n in zip(pairs, counts, strict=True)
-          if t != p]
-  scores = _score(arrays, len(names))
-  lowest = np.lexsort((-scores.num_images, scores.f1))[:_MAX_BY_CLASS].tolist() if scores else []
-  return Confusion(
-      len(names), _matrix(pairs, counts, names) if len(pairs) and len(names) <= _MAX_CLASSES else None,
-      tuple(sorted(rows, key=lambda row: -row[2])[:_MAX_ROWS]),
-      tuple(_row(scores, row, names) for row in lowest) if scores else (), len(scores.label) if scores else 0,
-      _means(scores) if scores else '')
+  both = np.stack([arrays['label'], arrays['top'][:, 0]], 1).astype(np.int64)
+  both = both[np.all((both >= 0) & (both < len(names)), axis=1)]
+  sizes = np.bincount(both[:, 0], minlength=len(names))
+  pairs, counts = np.unique(both, axis=0, return_counts=True)
+  rows = [(names[label], names[predicted], count, f'{100 * count / sizes[label]:.1f} %')
+          for (label, predicted), count in zip(pairs.tolist(), counts.tolist(), strict=True) if label != predicted]
+  chart = None
+  if len(pairs) and len(names) <= _MAX_CLASSES:
+    matrix = np.zeros((len(names), len(names)), np.int64)
+    matrix[pairs[:, 0], pairs[:, 1]] = counts
+    chart = charts.draw_confusion(matrix, names)
+  found = Confusion(len(names), chart, tuple(sorted(rows, key=lambda row: -row[2])[:_MAX_ROWS]), (), 0, '')
+  has_classes = len(both) and arrays.get('is_single', True)
+  return _with_classes(found, by_class.measure(*both.T), names) if has_classes else found
 
 
-def _score(arrays: Mapping[str, HostArray], num_classes: int) -> by_class.ByClass | None:
-  """Returns precision, recall and F1 by class; None without images, or if images have several classes."""
-  label, predicted = arrays['label'], arrays['top'][:, 0]
-  good = (label >= 0) & (label < num_classes) & (predicted >= 0) & (predicted < num_classes)
-  if not good.any() or not arrays.get('is_single', True):
-    return None
-  return by_class.measure(label[good], predicted[good])
-
-
-def _row(scores: by_class.ByClass, row: int, names: Sequence[str]) -> tuple[str, str, str, str, int, int]:
-  precision, recall, f1 = (f'{100 * share[row]:.1f} %' for share in (scores.precision, scores.recall, scores.f1))
-  return (names[scores.label[row]], precision, recall, f1, int(scores.num_images[row]),
-          int(scores.num_predicted[row]))
-
-
-def _means(scores: by_class.ByClass) -> str:
+def _with_classes(found: Confusion, scores: by_class.ByClass, names: Sequence[str]) -> Confusion:
+  """Adds precision, recall and F1 by class."""
   def shown(means: Mapping[str, float]) -> str:
     return ', '.join(f'{name.replace("f1", "F1")} {100 * value:.1f} %' for name, value in means.items())
-  return (f'Macro mean of {len(scores.label):,} classes: {shown(scores.mean())}. '
-          f'Weighted by images: {shown(scores.weighted_mean())}.')
-
-
-def _matrix(pairs: HostArray, counts: HostArray, names: Sequence[str]) -> Markup:
-  matrix = np.zeros((len(names), len(names)), np.int64)
-  matrix[pairs[:, 0], pairs[:, 1]] = counts
-  return charts.draw_confusion(matrix, names)
+  rows = []
+  for row in np.lexsort((-scores.num_images, scores.f1))[:_MAX_BY_CLASS]:
+    precision, recall, f1 = (f'{100 * share[row]:.1f} %' for share in (scores.precision, scores.recall, scores.f1))
+    rows.append((names[scores.label[row]], precision, recall, f1, int(scores.num_images[row]),
+                 int(scores.num_predicted[row])))
+  return found._replace(
+      classes=tuple(rows), num_measured=len(scores.label),
+      means=f'Macro mean of {len(scores.label):,} classes: {shown(scores.mean())}. '
+            f'Weighted by images: {shown(scores.weighted_mean())}.')
 
 
 def _group_examples(arrays: Mapping[str, HostArray], folder: str) -> tuple[Group, ...]:
@@ -186,20 +172,11 @@ def _by_class(arrays: Mapping[str, HostArray], wrong: Sequence[tuple[int, str, H
   return found
 
 
-def _count_pairs(arrays: Mapping[str, HostArray], num_classes: int) -> tuple[HostArray, HostArray, HostArray]:
-  """Returns the pairs (label, predicted) that occur, their counts, and the number of images with each label."""
-  pairs = np.stack([arrays['label'], arrays['top'][:, 0]], 1).astype(np.int64)
-  pairs = pairs[np.all((pairs >= 0) & (pairs < num_classes), axis=1)]
-  sizes = np.bincount(pairs[:, 0], minlength=num_classes)
-  unique, counts = np.unique(pairs, axis=0, return_counts=True)
-  return unique, counts, sizes
-
-
 def _example(arrays: Mapping[str, HostArray], row: int, name: str, image: HostArray) -> Example:
   label, predicted = (_name_class(arrays, int(number)) for number in (arrays['label'][row], arrays['top'][row, 0]))
   is_small = max(image.shape[:2]) <= 96
   return Example(label, predicted, float(arrays['probability'][row, 0]), name,
-                 html_pages.to_png(image) if is_small else html_pages.to_jpeg(image), is_small)
+                 html_pages.encode(image, 'png' if is_small else 'jpeg'), is_small)
 
 
 def _name_class(arrays: Mapping[str, HostArray], number: int) -> str:

@@ -203,7 +203,7 @@ class Network:
       prepared = model.prepare(image)
       guesses = model.rank(model.logits([prepared], prepared=True)[0], top=TOP) if model.weights.num_classes else []
       return {'classes': [guess.plain() for guess in guesses],
-              'image': html_pages.data_uri(html_pages.to_png(prepared)),
+              'image': html_pages.data_uri(html_pages.encode(prepared)),
               'size': f'{image.shape[1]:,} × {image.shape[0]:,} px', 'has_attention': model.num_layers > 0,
               'weights': model.weights.source, 'seconds': round(time.monotonic() - began_s, 3)}
 
@@ -214,8 +214,8 @@ class Network:
         raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, 'This network has no attention.')
       prepared = model.prepare(decode(encoded, model.decoding))
       heat = model.rollout([prepared], prepared=True)[0]
-    return {'overlay': html_pages.data_uri(html_pages.to_png(figures.overlay(prepared, heat))),
-            'shade': html_pages.data_uri(html_pages.to_png(figures.shade(prepared, heat)))}
+    return {'overlay': html_pages.data_uri(html_pages.encode(figures.overlay(prepared, heat))),
+            'shade': html_pages.data_uri(html_pages.encode(figures.shade(prepared, heat)))}
 
 
 def decode(encoded: bytes, options: headers.DecodeOptions = UPRIGHT) -> HostArray:
@@ -307,7 +307,7 @@ class Folder:
         guess_of_label = next(guess for guess in ranked if guess.label == label)
         thumbnail = Image.fromarray(image)
         thumbnail.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
-        self.mistakes.append(Mistake(file, guess_of_label, ranked[0], html_pages.to_png(np.asarray(thumbnail))))
+        self.mistakes.append(Mistake(file, guess_of_label, ranked[0], html_pages.encode(np.asarray(thumbnail))))
 
   def arrays(self) -> dict[str, HostArray]:
     """Returns the results so far as arrays named as in a run's `predictions.npz`; {} without results."""

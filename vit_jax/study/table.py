@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.config import schema
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
-from vit_jax.inspect import html_pages, plotting
+from vit_jax.inspect import figures as drawing
+from vit_jax.inspect import html_pages
 from vit_jax.inspect.html_pages import to_float
-from vit_jax.inspect.plotting import COLORS
 from vit_jax.jobs import report
 from vit_jax.record import run_directory, storage
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
 _PANEL_WIDTH, _PANEL_HEIGHT = 6., 3.4  # inches, with the legend
-_DPI = 150
 _MAX_SERIES = 10  # in a legend
 
 
@@ -110,14 +109,10 @@ def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
   Rows are points; rows without x, or without a finite y, are omitted. Texts on the x axis keep the order of the rows. A
   line connects the points of each series, or, if there are `curves`, the rows of the series in `curves` instead.
   """
-  plotting.load()
-  from matplotlib.figure import Figure
-  figure = Figure(figsize=(_PANEL_WIDTH * len(figures), _PANEL_HEIGHT), layout='constrained')
-  for ax, settings in zip(figure.subplots(1, len(figures), squeeze=False)[0], figures, strict=True):
-    _draw_panel(ax, rows, curves, settings)
-  png = io.BytesIO()
-  figure.savefig(png, format='png', dpi=_DPI)
-  return png.getvalue()
+  with drawing.canvas(_PANEL_WIDTH * len(figures), _PANEL_HEIGHT, columns=len(figures)) as (figure, axes):
+    for ax, settings in zip(axes, figures, strict=True):
+      _draw_panel(ax, rows, curves, settings)
+    return drawing.encode(figure)
 
 
 def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Row], panel: schema.Figure) -> None:
@@ -137,7 +132,7 @@ def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Ro
       points = sorted(points, key=lambda row: row[panel.x])  # type: ignore[arg-type, return-value]
     x: list[Any] = [str(row[panel.x]) if is_x_text else row[panel.x] for row in points]
     y, error = ([to_float(row.get(column) or 0.) for row in points] for column in (panel.y, panel.error))
-    color = COLORS[i % len(COLORS)]
+    color = drawing.COLORS[i % len(drawing.COLORS)]
     if points:
       ax.errorbar(x, y, error if panel.error else None, marker='o', markersize=4, capsize=3, linestyle=linestyle,
                   linewidth=1.3, color=color, label=str(name))
@@ -151,6 +146,4 @@ def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Ro
     ax.set_yscale('log')
   if is_x_text:
     ax.tick_params(axis='x', rotation=60 if len(rows) > 4 else 0)
-  ax.set(xlabel=panel.x, ylabel=panel.y)
-  ax.grid(alpha=.25)
-  ax.spines[['top', 'right']].set_visible(False)
+  drawing.finish(ax, xlabel=panel.x, ylabel=panel.y)
