@@ -30,10 +30,9 @@ _REFINED = 60  # halvings of the interval of exponents around the best of the gr
 
 
 class Run(NamedTuple):
-  """A network, the length of its pre-training in epochs of JFT-300M, and its learning rate."""
+  """A network, and the length of its pre-training in epochs of JFT-300M."""
   model: str
   epochs: int
-  rate: float
 
   @property
   def name(self) -> str:
