@@ -1,8 +1,7 @@
 """BYOL on CIFAR-10 at 32 px with a small ViT/8, for one CPU core: two crops of 32 px.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=byol_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH. Only the evaluations use labels.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2006.07733 at a small scale; sizes and rates are our own.
 Differs:  AdamW in place of LARS, projections of 64 in place of 256, no blur (2 px are too much for 32), half of the
           color changes, and LayerNorm in place of BatchNorm in the heads (`objectives/byol.py`).

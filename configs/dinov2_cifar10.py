@@ -1,8 +1,7 @@
 """DINOv2 on CIFAR-10 at 32 px with a small ViT/8, for one CPU core: DINO with masked patches and spread features.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=dinov2_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH; labels are used by the evaluations alone.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2304.07193 at a small scale: network, crops, rates and heads of `dino_cifar10`, with the weights, shares
           and ratios of masked patches of the paper's program; one head for both, mean centering.
 Differs:  It is a small form of the paper's method: 1,024 prototypes, groups of 16 images, 16 patches an image, no blur,

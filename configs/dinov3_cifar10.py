@@ -1,8 +1,7 @@
 """DINOv3 on CIFAR-10 at 32 px with a small ViT/8, for one CPU core: DINOv2 with Gram anchoring and drawn coordinates.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=dinov3_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH; labels are used by the evaluations alone.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2508.10104 at a small scale: crops and heads of `dinov2_cifar10`; rotary positions whose box is scaled
           by 0.5 to 2, registers, Sinkhorn, a constant learning rate after the warm-up, KoLeo on the first global crop.
           The teacher of a third of the run is the Gram teacher of the last half, at twice the size.

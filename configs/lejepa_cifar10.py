@@ -1,8 +1,7 @@
 """LeJEPA on CIFAR-10 at 32 px with a small ViT/8, for one CPU core: 2 crops of 32 px and 2 of 16 px, no teacher.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=lejepa_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH; labels are used by the evaluations alone.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2511.08544 at a small scale; network, crops and colors are those of `dino_cifar10`.
 Differs:  It is a small form of the paper's method: 256 directions, embeddings of 64, hidden layers of 256, no blur,
           half the other changes of color, weight 0.02 as in the authors' minimal program.

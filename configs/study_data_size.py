@@ -49,8 +49,10 @@ def get_config(arguments: str = '') -> s.Study:
     base = {name: small_run(one, source or 'tfds:cifar10', given['steps'] or '600') for name, one in networks.items()}
   else:
     base = {name: large_run(name, one, source, is_jft=scale == 'jft') for name, one in networks.items()}
-  runs = data_size.runs(base, data_size.sizes(given['subsets'], SUBSETS[scale]))
-  return s.Study(f'data size {scale}', runs, table=data_size.rows, figures=data_size.FIGURES)
+  subsets = [data_size.Subset(name, images) for images in data_size.sizes(given['subsets'], SUBSETS[scale])
+             for name in base]
+  return s.Study(f'data size {scale}', {one.name: one.run(base[one.model]) for one in subsets},
+                 table=lambda results: data_size.rows(results, subsets), figures=data_size.FIGURES)
 
 
 def sets(models: str) -> s.Study:
@@ -61,7 +63,7 @@ def sets(models: str) -> s.Study:
       'pre-training sets', {run: set_run(name, dataset) for run, (name, dataset) in pretrained.items()},
       transfer.stages({run: name for run, (name, _) in pretrained.items()}, ('imagenet2012',), px=384, real='no',
                       seeds=1),
-      lambda results: data_size.set_rows(results, IMAGES), data_size.SET_FIGURES)
+      lambda results: data_size.set_rows(results, pretrained, IMAGES), data_size.SET_FIGURES)
 
 
 def set_run(name: str, dataset: str) -> s.Config:

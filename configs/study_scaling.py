@@ -21,7 +21,7 @@ Expected: exaFLOPs of Table 6: 55, 224, 196, 783, 1567, 4262 of the ViTs. With i
 """
 from vit_jax.config import files
 from vit_jax.config import schema as s
-from vit_jax.recipes import catalog, published, scaling, sizes, transfer
+from vit_jax.recipes import catalog, published, scaling, sizes, studies, transfer
 from vit_jax.recipes.scaling import Next, Run
 
 JFT = [Run(row.model, row.epochs) for row in published.TABLE_6]
@@ -33,7 +33,7 @@ SMALL = [Run(f'{family}x{factor}', epochs) for family in ('ViT', 'hybrid') for f
 def get_config(arguments: str = '') -> s.Study:
   """The study: scale, then source=… models=… sets=… real=… seeds=…."""
   given = s.parse_arg(arguments, scale=('jft', 'small'), source=('',), models=('',), sets=('',), real=('',),
-                      seeds=('1', *(str(number) for number in range(2, 21))))
+                      seeds=studies.seeds(1))
   is_small = given['scale'] == 'small'
   runs = scaling.choose(SMALL if is_small else JFT, given['models'])
   following: list[Next] = []

@@ -1,4 +1,4 @@
-"""The networks of the ViT paper, pre-trained as its Table 3 has it: ViTs, hybrids and ResNets, on one of its three sets.
+"""The networks of the ViT paper, pre-trained as its Table 3 has it: ViTs, hybrids and ResNets, on one of three sets.
 
 Data:     jft: JFT-300M: 303 M images, 18,291 classes, several labels per image (data.max_labels). It is internal to
           Google: point --config.data.source at your data, or at `synthetic`, and set data.num_examples and

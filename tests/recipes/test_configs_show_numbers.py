@@ -1,4 +1,4 @@
-"""Every config states the numbers of its recipe: they stand in its file, or in that of a config which it loads and changes.
+"""Every config states the numbers of its recipe, in its file or in that of a config that it loads and changes.
 
 None comes from a default or from the package.
 """
