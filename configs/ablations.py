@@ -25,7 +25,7 @@ from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.recipes import ablations, sizes, transfer
 
-RATES = {'BiT-R50x1': 1e-3, 'BiT-R152x2': 6e-4}  # of the ResNets of Table 7, by Table 3
+RESNETS = ('BiT-R50x1', 'BiT-R152x2')  # of Table 7
 BASE, SHAPE = 'B/16', s.ViT(patch=32, width=1024, depth=8, heads=16, mlp=s.Mlp(2048))  # D.2 scales the second
 SMALL = s.ViT(patch=4, width=64, depth=4, heads=4, mlp=s.Mlp(128), pool=s.Mean())
 SMALL_SHAPE = s.ViT(patch=8, width=32, depth=2, heads=2, mlp=s.Mlp(64), pool=s.Mean())
@@ -52,15 +52,12 @@ def get_config(arguments: str = '') -> s.Study:
 
 
 def jft_run(name: str, model: s.Model, rate: float, source: str) -> s.Config:
-  """7 epochs of JFT as in `rivals_jft.py`, measured by 5-shot accuracy on ImageNet."""
-  config = files.load('rivals_jft:epochs=7', [])
-  return dataclasses.replace(
-      config, name=name, data=dataclasses.replace(config.data, source=source),
-      model=dataclasses.replace(model, dtype=s.DType.BF16),
-      head=s.Head(pre_logits=sizes.pretraining_head(model), bias_init=-10.),
-      optimizer=dataclasses.replace(config.optimizer, lr=rate),
-      evals={'fewshot': s.FewShot(every='10 %', source='tfds:imagenet2012', train_split='train[:65000]',
-                                  split='validation', shots=(5,), protocol=s.FewShotProtocol.BIG_VISION)})
+  """7 epochs of JFT as in `vit_paper.py`, measured by 5-shot accuracy on ImageNet."""
+  return s.replaced(files.load('vit_paper:B/16,jft', []), {
+      'name': name, 'data.source': source, 'model': dataclasses.replace(model, dtype=s.DType.BF16),
+      'head.pre_logits': sizes.pretraining_head(model), 'optimizer.lr': rate,
+      'evals': {'fewshot': s.FewShot(every='10 %', source='tfds:imagenet2012', train_split='train[:65000]',
+                                     split='validation', shots=(5,), protocol=s.FewShotProtocol.BIG_VISION)}})
 
 
 def optimizers(source: str) -> dict[str, s.Config]:
@@ -70,8 +67,9 @@ def optimizers(source: str) -> dict[str, s.Config]:
           s.Decay.STEPS, warmup='5_000 steps', warmup_form=s.Warmup.FROM_ZERO,
           milestones=('25 %', '57.5 %', '75 %', '92.5 %'), gamma=.1))
   found: dict[str, s.Config] = {}
-  for name, rate in RATES.items():
-    config = jft_run(name, sizes.model(name), rate, source)
+  for name in RESNETS:
+    table_3 = files.load(f'vit_paper:{name},jft', [])
+    config = jft_run(name, table_3.model, table_3.optimizer.lr, source)
     found |= {f'{name}_adam': config, f'{name}_sgd': dataclasses.replace(config, optimizer=sgd)}
   return found
 

@@ -31,14 +31,14 @@ SIZES = ('B/16', 'Ti/16', 'S/32', 'S/16', 'B/32', 'L/16', 'R+Ti/16', 'R26+S/32',
 
 def get_config(arguments: str = '') -> s.Config:
   """The run: size, data, augmentation in any order; reg=off|on wd=0.1|0.03 epochs=300|30."""
-  given = s.parse_arg(arguments, size=SIZES, data=('i1k', 'i21k'), aug=augreg.NAMES, reg=('off', 'on'),
+  given = s.parse_arg(arguments, size=SIZES, data=('i1k', 'i21k'), aug=tuple(augreg.LEVELS), reg=('off', 'on'),
                       wd=('0.1', '0.03'), epochs=('300', '30'))
-  level = augreg.by_name(given['aug'])
+  level = augreg.LEVELS[given['aug']]
   recipe = s.Recipe(
       exif_orientation=s.Exif.FALSE,
       crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.), crop_aspect=(.75, 1.33),
       flip=True,
-      randaugment=augreg.randaugment(level), mixup=level.mixup, eval_resize_px=256, eval_area=True, truncate=True)
+      randaugment=level.randaugment(), mixup=level.mixup, eval_resize_px=256, eval_area=True, truncate=True)
   many = given['data'] == 'i21k'
   data = (s.Data(source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841, recipe=recipe) if many else
           s.Data(source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation',

@@ -14,6 +14,7 @@ Expected: the paper reports that Axial-ViT is better, at a higher cost. Not run 
 """
 import dataclasses
 
+from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
@@ -26,16 +27,9 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.model(size)
   if isinstance(model, s.ViT) and not isinstance(model.block, s.Axial):
     model = dataclasses.replace(model, pool=s.Mean())
-  return s.Config(
-      name=f'axial {size}', length='7 epochs', batch_size=4096, image_px=(224, 224),
-      data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291, max_labels=8,
-                  recipe=s.Recipe(exif_orientation=s.Exif.FALSE,
-                                  crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
-                                  crop_aspect=(.75, 1.33), flip=True)),
-      model=model,
-      head=s.Head(bias_init=-10.), objective=s.Supervised(s.Loss.SIGMOID, label_smoothing=0.),
-      optimizer=s.AdamW(lr=8e-4, b1=.9, b2=.999, weight_decay=.1, clip_norm=0., schedule=s.Schedule(
-          s.Decay.LINEAR, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO)),
-      evals={'imagenet': s.FewShot(every='50_000 steps', source='tfds:imagenet2012', train_split='train[:65000]',
-                                   split='validation', shots=(5,), protocol=s.FewShotProtocol.BIG_VISION)},
-      checkpoints=s.Checkpoints(every='5_000 steps'))
+  return s.replaced(files.load('vit_paper:B/16,jft', []), {
+      'name': f'axial {size}', 'model': model, 'head.pre_logits': 0, 'train': s.Train(),
+      'evals': {'imagenet': s.FewShot(
+          every='50_000 steps', source='tfds:imagenet2012', train_split='train[:65000]', split='validation', shots=(5,),
+          protocol=s.FewShotProtocol.BIG_VISION)},
+      'checkpoints': s.Checkpoints(every='5_000 steps')})

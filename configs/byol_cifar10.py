@@ -1,8 +1,7 @@
 """BYOL on CIFAR-10 at 32 px with a small ViT/8, for one CPU core: two crops of 32 px.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=byol_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH. Only the evaluations use labels.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2006.07733 at a small scale; sizes and rates are our own.
 Differs:  AdamW in place of LARS, projections of 64 in place of 256, no blur (2 px are too much for 32), half of the
           color changes, and LayerNorm in place of BatchNorm in the heads (`objectives/byol.py`).
@@ -14,26 +13,21 @@ Expected: loss 4.0 to 0.15 and spread 0.43 to 0.12, without an alarm. So short a
           nearest neighbors by the teacher 26.6 % (2,000 test images, 5,000 labeled ones, JPEG copies, one seed), as
           the same network at initialization in `configs/dino_cifar10.py`.
 """
+from vit_jax.config import files
 from vit_jax.config import schema as s
 
 
 def get_config(arguments: str = '') -> s.Config:
   """The run, on source=…."""
-  source = s.parse_arg(arguments, source=())['source'] or 'tfds:cifar10'
-  views = s.Views(on=True, num_local=0, global_area=(.2, 1.), blur=(0., 0., 0.), solarize=(0., .2, 0.), grayscale=.2,
-                  jitter=s.Jitter(.4, .4, .2, .1, probability=.8))
-  return s.Config(
-      name='byol_cifar10', length='48e3 examples', batch_size=64, image_px=(32, 32),
-      data=s.Data(source=source, recipe=s.Recipe(
-          views=views, crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 4 / 3), flip=True, eval_resize_px=32)),
-      model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean(),
-                  positions=s.Learned(resize=s.PositionResize.BICUBIC_OFFSET)),
-      objective=s.Byol(hidden_dim=256, out_dim=64, momentum=s.Ramp(.99, 1.)),
-      optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.04, clip_norm=0., clip_tensor=3.,
-                        schedule=s.Schedule(s.Decay.COSINE, warmup='10 %', end_lr=1e-6)),
-      train=s.Train(cpu_threads=2),
-      evals={'knn': s.Knn(every='20 %', views=('teacher',), train_split='train[:10%]', split='test[:20%]',
-                          batch_size=500),
-             'health': s.Health(every='20 %', images=1000, min_rank=2., views=('teacher',), split='test[:20%]',
-                                batch_size=500)},
-      checkpoints=s.Checkpoints(every='20 %'))
+  source = s.parse_arg(arguments, source=())['source']
+  return s.replaced(files.load(f'dino_cifar10:source={source}', []), {
+      'name': 'byol_cifar10', 'data.recipe.crop_sampler': s.CropSampler.TENSORFLOW,
+      'data.recipe.views': s.Views(
+          on=True, num_local=0, global_area=(.2, 1.), blur=(0., 0., 0.), solarize=(0., .2, 0.), grayscale=.2,
+          jitter=s.Jitter(.4, .4, .2, .1, probability=.8)),
+      'objective': s.Byol(hidden_dim=256, out_dim=64, momentum=s.Ramp(.99, 1.)),
+      'optimizer.weight_decay_ramp': s.Ramp(), 'optimizer.rules': (),
+      'evals': {'knn': s.Knn(every='20 %', views=('teacher',), train_split='train[:10%]', split='test[:20%]',
+                             batch_size=500),
+                'health': s.Health(every='20 %', images=1000, min_rank=2., views=('teacher',), split='test[:20%]',
+                                   batch_size=500)}})

@@ -1,7 +1,7 @@
 """CIFAR-10 from scratch with a small ViT/4 at 32 px: ten minutes on two CPU cores.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or source=folder:PATH.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`.
 Differs:  It follows no paper.
 Run:      python -m vit_jax.main --config=configs/cifar10.py --workdir=runs/cifar10
 Plan:     1 device, 0.3 M parameters; about ten minutes on 2 CPU cores.

@@ -1,8 +1,7 @@
 """DINO on CIFAR-10 at 32 px with a small ViT/8, for one CPU core: 2 crops of 32 px and 2 of 16 px.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=dino_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH; labels are used by the evaluations alone.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2104.14294 at a small scale: 1,024 prototypes, no blur (2 px are too much for 32), half the other
           changes of color, momentum from 0.99; sizes and rates are our own.
 Differs:  It is a small form of the paper's method: 1,024 prototypes, no blur, half the other changes of color,

@@ -19,6 +19,7 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/dinov2_distill_i1k.
 Expected: not run here. In the paper, L/14 distilled on LVD-142M has 83.5 and 86.3 % (k-NN, linear), S/14 79.0 and
           81.1 %, B/14 82.1 and 84.5 %.
 """
+from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
@@ -30,35 +31,20 @@ def get_config(arguments: str = '') -> s.Config:
   name = s.parse_arg(arguments, size=('S/14', 'B/14', 'L/14'))['size']
   model, teacher = sizes.model(f'DINOv2-{name}'), sizes.model('DINOv2-g/14')
   model.init = s.Init.DINOV2
-  return s.Config(
-      name=f'dinov2 {name} distilled', length='625_000 steps', batch_size=2048, image_px=(224, 224),
-      data=s.Data(
-          source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
-          recipe=s.Recipe(
-              exif_orientation=s.Exif.FALSE,
-              crop_sampler=s.CropSampler.TORCHVISION, crop_aspect=(.75, 4 / 3), flip=True,
-              views=s.Views(on=True, num_local=8, global_area=(.32, 1.), local_area=(.05, .32), local_px=98,
-                            blur=(0., .9, .5), solarize=(0., .2, 0.), grayscale=.2,
-                            jitter=s.Jitter(.4, .4, .2, .1, probability=.8)),
-              interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
-              eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
-      model=model,
-      objective=s.Dinov2Distill(
+  return s.replaced(files.load('dinov2_i1k:g/14', []), {
+      'name': f'dinov2 {name} distilled', 'length': '625_000 steps', 'batch_size': 2048, 'model': model,
+      'objective': s.Dinov2Distill(
           teacher=s.FeatureTeacher(model=teacher, mean=(.485, .456, .406), std=(.229, .224, .225)),
           dino_weight=1., local_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=2, mask_share=.5,
-          mask_ratio=(.1, .5), group=32,
-          out_dim=131_072, hidden_dim=2048, bottleneck_dim=384, norm_last_layer=False, patch_out_dim=131_072,
-          patch_bottleneck_dim=256, student_temperature=.1,
-          teacher_temperature=s.Ramp(.04, .07, until=f'{30 * 1250 - 1} steps', curve=s.Curve.LINEAR),
+          mask_ratio=(.1, .5), group=32, out_dim=131_072, hidden_dim=2048, bottleneck_dim=384, norm_last_layer=False,
+          patch_out_dim=131_072, patch_bottleneck_dim=256, student_temperature=.1,
+          teacher_temperature=s.Ramp(.04, .07, until=f'{30 * FIRST - 1} steps', curve=s.Curve.LINEAR),
           momentum=s.Ramp(.994, 1.), centering=s.Centering.SINKHORN, center_momentum=.9),
-      optimizer=s.AdamW(
-          lr=1e-3, b1=.9, b2=.999, weight_decay=.04, weight_decay_ramp=s.Ramp(1., 5.), clip_norm=3.,
-          clip_parts=('projector/.*', 'patch_projector/.*'),
-          weight_decay_mask=('.*/kernel', 'backbone/cls', 'backbone/positions', '.*projector/prototypes/norm'),
-          schedule=s.Schedule(s.Decay.COSINE, warmup='100_000 steps', warmup_form=s.Warmup.LINSPACE, end_lr=1e-6),
-          rules=(s.PathRule('backbone/stem/.*', lr=.2),
-                 s.PathRule('.*projector/prototypes/.*', lr=s.Ramp(0., 1., begin=f'{FIRST} steps',
-                                                                   until=f'{FIRST} steps')))),
-      evals={'knn': s.Knn(every='25_000 steps', views=('teacher',)),
-             'health': s.Health(every='1_250 steps', images=4096, min_rank=2., views=('teacher',))},
-      checkpoints=s.Checkpoints(every='6_250 steps'))
+      'optimizer.lr': 1e-3, 'optimizer.schedule.warmup': '100_000 steps',
+      'optimizer.weight_decay_mask': ('.*/kernel', 'backbone/cls', 'backbone/positions', '.*projector/prototypes/norm'),
+      'optimizer.rules': (s.PathRule('backbone/stem/.*', lr=.2),
+                          s.PathRule('.*projector/prototypes/.*', lr=s.Ramp(0., 1., begin=f'{FIRST} steps',
+                                                                            until=f'{FIRST} steps'))),
+      'evals': {'knn': s.Knn(every='25_000 steps', views=('teacher',)),
+                'health': s.Health(every='1_250 steps', images=4096, min_rank=2., views=('teacher',))},
+      'checkpoints': s.Checkpoints(every='6_250 steps')})

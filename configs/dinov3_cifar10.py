@@ -1,8 +1,7 @@
 """DINOv3 on CIFAR-10 at 32 px with a small ViT/8, for one CPU core: DINOv2 with Gram anchoring and drawn coordinates.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=dinov3_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH; labels are used by the evaluations alone.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2508.10104 at a small scale: crops and heads of `dinov2_cifar10`; rotary positions whose box is scaled
           by 0.5 to 2, registers, Sinkhorn, a constant learning rate after the warm-up, KoLeo on the first global crop.
           The teacher of a third of the run is the Gram teacher of the last half, at twice the size.
@@ -16,33 +15,23 @@ Expected: 20 nearest neighbors by the teacher 28.9, 29.8, 29.9, 29.9 and 30.0 % 
           `dino_cifar10` on the same images has 29.0 %, `dinov2_cifar10` 26.9 %, the networks at initialization 26.4 to
           27.2 %.
 """
+from vit_jax.config import files
 from vit_jax.config import schema as s
 
 
 def get_config(arguments: str = '') -> s.Config:
   """The run, on source=…."""
-  source = s.parse_arg(arguments, source=())['source'] or 'tfds:cifar10'
-  views = s.Views(on=True, num_local=2, local_px=16, local_area=(.1, .4), blur=(0., 0., 0.), solarize=(0., .1, 0.),
-                  grayscale=.1, jitter=s.Jitter(.4, .4, .2, .1, probability=.5), global_area=(.4, 1.), gram_scale=2.)
-  return s.Config(
-      name='dinov3_cifar10', length='48e3 examples', batch_size=64, image_px=(32, 32),
-      data=s.Data(source=source, recipe=s.Recipe(crop_sampler=s.CropSampler.TORCHVISION, crop_aspect=(.75, 4 / 3),
-                                                 flip=True, views=views, eval_resize_px=32)),
-      model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean(), registers=2,
-                  positions=s.Rotary(coordinates=s.UnitInterval(rescale=2.))),
-      objective=s.Dinov3(
+  source = s.parse_arg(arguments, source=())['source']
+  return s.replaced(files.load(f'dino_cifar10:source={source}', []), {
+      'name': 'dinov3_cifar10', 'data.recipe.views.gram_scale': 2., 'model.registers': 2,
+      'model.positions': s.Rotary(coordinates=s.UnitInterval(rescale=2.)),
+      'objective': s.Dinov3(
           dino_weight=1., local_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=1, patch_out_dim=0,
-          patch_bottleneck_dim=256,
-          mask_share=.5, mask_ratio=(.1, .5), group=16, out_dim=1024, hidden_dim=256, bottleneck_dim=64,
-          momentum=s.Ramp(.99, .99), norm_last_layer=True, student_temperature=.1, centering=s.Centering.SINKHORN,
-          center_momentum=.9, teacher_temperature=s.Ramp(.04, .06, until='30 %', curve=s.Curve.LINEAR),
-          gram=s.Gram(weight=2., start='50 %', step='33 %')),
-      optimizer=s.AdamW(
-          lr=1e-3, b1=.9, b2=.999, weight_decay=.04, clip_norm=0., clip_tensor=3.,
-          schedule=s.Schedule(s.Decay.CONSTANT, warmup='10 %'),
-          rules=(s.PathRule('projector/prototypes/.*', frozen_until='5 %'),)),
-      train=s.Train(cpu_threads=2),
-      evals={'knn': s.Knn(every='20 %', views=('teacher',), train_split='train[:10%]', split='test[:20%]',
-                          batch_size=500),
-             'health': s.Health(every='20 %', images=1000, min_rank=2., views=('teacher',))},
-      checkpoints=s.Checkpoints(every='20 %'))
+          patch_bottleneck_dim=256, mask_share=.5, mask_ratio=(.1, .5), group=16, out_dim=1024, hidden_dim=256,
+          bottleneck_dim=64, momentum=s.Ramp(.99, .99), norm_last_layer=True, student_temperature=.1,
+          teacher_temperature=s.Ramp(.04, .06, until='30 %', curve=s.Curve.LINEAR), centering=s.Centering.SINKHORN,
+          center_momentum=.9, gram=s.Gram(weight=2., start='50 %', step='33 %')),
+      'optimizer.weight_decay_ramp': s.Ramp(), 'optimizer.schedule': s.Schedule(s.Decay.CONSTANT, warmup='10 %'),
+      'evals': {'knn': s.Knn(every='20 %', views=('teacher',), train_split='train[:10%]', split='test[:20%]',
+                             batch_size=500),
+                'health': s.Health(every='20 %', images=1000, min_rank=2., views=('teacher',))}})

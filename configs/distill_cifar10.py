@@ -1,9 +1,8 @@
 """Distillation on CIFAR-10 at 32 px with 1,000 labels, for one CPU core: a small ViT/4 and a trained ViT-Ti.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=distill_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH. Teacher and `alone` get the first 1,000 training images with labels; the distilled student
-          all 50,000, with the teacher's outputs.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Teacher and `alone` get the first 1,000 training images with
+          labels; the distilled student all 50,000, with the teacher's outputs.
 Source:   arXiv 2012.12877, eq. 2 (soft), with all weight on the teacher; sizes and rates are our own.
 Differs:  It is a small form of the paper's method, with sizes and rates of this project.
 Run:      python -m vit_jax.main --config=configs/distill_cifar10.py:teacher --config.init_from=FILE

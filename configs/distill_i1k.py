@@ -22,6 +22,7 @@ Expected: the repository reports 74.5 % (Ti/16), 81.2 % (S/16), 83.4 % (B/16) wi
 """
 import dataclasses
 
+from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
@@ -29,47 +30,24 @@ from vit_jax.recipes import sizes
 def get_config(arguments: str = '') -> s.Config:
   """The run of S/16, Ti/16 or B/16; `teach=hard|soft|consistent`."""
   given = s.parse_arg(arguments, size=('S/16', 'Ti/16', 'B/16'), teach=('hard', 'soft', 'consistent'))
-  teacher = sizes.vit('B/16')
+  size, teach, teacher = given['size'], given['teach'], sizes.vit('B/16')
   teacher.gelu = s.Gelu.EXACT
-  is_consistent = given['teach'] == 'consistent'
   learned = {'hard': s.Distill(s.Teacher(model=teacher), s.DistillType.HARD, weight=.5, label_smoothing=.1),
              'soft': s.Distill(s.Teacher(model=teacher), s.DistillType.SOFT, weight=.1, temperature=3.,
-                               label_smoothing=.1,
-                               soft_mean=s.SoftMean.CODE),
+                               label_smoothing=.1, soft_mean=s.SoftMean.CODE),
              'consistent': s.Distill(s.Teacher(model=teacher), s.DistillType.SOFT, weight=1., label_smoothing=0.,
-                                     temperature=1.)}[given['teach']]
-  model = sizes.vit(given['size']) if is_consistent else sizes.published(f'DeiT-distilled-{given["size"]}')
-  model.gelu, model.drop_path = s.Gelu.EXACT, 0. if is_consistent else .1
-  model.init = s.Init.BIG_VISION if is_consistent else s.Init.DEIT
-  deit = s.Recipe(
-      exif_orientation=s.Exif.FALSE,
-      crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.), crop_aspect=(.75, 4 / 3),
-      flip=True, interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
-      eval_geometry=s.Geometry.TORCHVISION,
-      randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM),
-      erase=s.Erase(.25, area=(.02, 1 / 3), aspect=(.3, 1 / .3)),
-      mixup=.8, cutmix=1., mix_group=64 if given['size'] == 'B/16' else 256, repeats=3,
-      mean=(.485, .456, .406), std=(.229, .224, .225))
-  mixed = s.Recipe(exif_orientation=s.Exif.FALSE,
-                   crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
-                   crop_aspect=(.75, 1.33), flip=True, mixup=1., eval_resize_px=256, eval_area=True,
-                   truncate=True)
-  config = s.Config(
-      name=f'distill {given["size"]} {given["teach"]}', length='300 epochs', batch_size=1024, image_px=(224, 224),
-      data=s.Data(source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
-                  recipe=deit),
-      model=model,
-      objective=learned,
-      optimizer=s.AdamW(lr=5e-4, base_batch_size=512, b1=.9, b2=.999, weight_decay=.05, clip_norm=0.,
-                        schedule=s.Schedule(
-                            s.Decay.COSINE, warmup='5 epochs', warmup_form=s.Warmup.FROM_ZERO, warmup_lr=1e-6,
-                            decay_from_start=True, stairs='1 epoch', lag='1 epoch', end_lr=1e-5)),
-      evals={'val': s.TopK(every='10 epochs')},
-      checkpoints=s.Checkpoints(every='2 epochs'))
-  if not is_consistent:
-    return config
-  return dataclasses.replace(
-      config, batch_size=4096,
-      data=dataclasses.replace(config.data, train_split='train[:98%]', num_examples=1_255_544, recipe=mixed),
-      optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.01, clip_norm=1., mu_dtype=s.DType.BF16,
-                        schedule=s.Schedule(s.Decay.COSINE, warmup='5_000 steps', warmup_form=s.Warmup.FROM_ZERO)))
+                                     temperature=1.)}[teach]
+  config = s.replaced(files.load(f'deit_b16_i1k:{size}', []), {
+      'name': f'distill {size} {teach}', 'objective': learned})
+  if teach != 'consistent':
+    model = sizes.published(f'DeiT-distilled-{size}')
+    return s.replaced(config, {'model': dataclasses.replace(model, drop_path=.1, init=s.Init.DEIT)})
+  model = dataclasses.replace(sizes.vit(size), gelu=s.Gelu.EXACT, init=s.Init.BIG_VISION)
+  return s.replaced(config, {
+      'batch_size': 4096, 'model': model, 'data.train_split': 'train[:98%]', 'data.num_examples': 1_255_544,
+      'data.recipe': s.Recipe(
+          exif_orientation=s.Exif.FALSE, crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW,
+          crop_area=(.05, 1.), crop_aspect=(.75, 1.33), flip=True, mixup=1., eval_resize_px=256, eval_area=True,
+          truncate=True),
+      'optimizer': s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.01, clip_norm=1., mu_dtype=s.DType.BF16,
+                           schedule=s.Schedule(s.Decay.COSINE, warmup='5_000 steps', warmup_form=s.Warmup.FROM_ZERO))})

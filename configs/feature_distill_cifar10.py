@@ -1,8 +1,7 @@
 """Feature distillation on CIFAR-10 at 32 px, for one CPU core: a small ViT/8 learns the features of a trained ViT-Ti.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=feature_distill_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH; labels are used by the evaluations alone.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   sizes and rates are our own; network and evaluation are those of `dino_cifar10`.
 Differs:  It follows no paper.
 Run:      python -m vit_jax.main --config=configs/feature_distill_cifar10.py --workdir=runs/feature_distill

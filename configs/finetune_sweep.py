@@ -17,13 +17,11 @@ from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.recipes import finetune, studies
 
-SEEDS = ('3', *(str(number) for number in range(1, 21)))
-
 
 def get_config(arguments: str = '') -> s.Study:
   """The study: model and dataset, then protocol=… px=… seeds=…."""
   given = s.parse_arg(arguments, model=finetune.MODELS, dataset=tuple(finetune.DATASETS), protocol=finetune.PROTOCOLS,
-                      px=('',), seeds=SEEDS)
+                      px=('',), seeds=studies.seeds(3))
   model, dataset, protocol = given['model'], given['dataset'], given['protocol']
 
   def one(phase: str, point: studies.Point | None) -> s.Config:

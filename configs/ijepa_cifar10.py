@@ -1,8 +1,7 @@
 """I-JEPA on CIFAR-10 at 32 px with a small ViT/4, for one CPU core: predicts features of blocks, from crops alone.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=ijepa_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH; labels are used by the evaluations alone.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2301.08243 at a small scale; the network is that of `mae_cifar10`.
 Differs:  It is a small form of the paper's method: a predictor of 48 channels and 2 blocks, momentum from 0.99, rates
           of this project. Areas and aspects of blocks are those of the paper.

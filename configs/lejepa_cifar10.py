@@ -1,8 +1,7 @@
 """LeJEPA on CIFAR-10 at 32 px with a small ViT/8, for one CPU core: 2 crops of 32 px and 2 of 16 px, no teacher.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=lejepa_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH; labels are used by the evaluations alone.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2511.08544 at a small scale; network, crops and colors are those of `dino_cifar10`.
 Differs:  It is a small form of the paper's method: 256 directions, embeddings of 64, hidden layers of 256, no blur,
           half the other changes of color, weight 0.02 as in the authors' minimal program.
@@ -14,24 +13,17 @@ Expected: 20 nearest neighbors 27.7, 27.7, 28.9, 28.2 and 28.4 % (2,000 test ima
           one seed, 112 processor seconds); SIGReg 20 to 6.9, deviation 0.33 to 0.63, invariance 0.09 to 0.13. Of the
           same network at initialization, as in `dino_cifar10`, 26.4 to 27.2 %.
 """
+from vit_jax.config import files
 from vit_jax.config import schema as s
 
 
 def get_config(arguments: str = '') -> s.Config:
   """The run, on source=…."""
-  source = s.parse_arg(arguments, source=())['source'] or 'tfds:cifar10'
-  views = s.Views(on=True, num_local=2, local_px=16, local_area=(.1, .4), blur=(0., 0., 0.), solarize=(0., .1, 0.),
-                  grayscale=.1, jitter=s.Jitter(.4, .4, .2, .1, probability=.5), global_area=(.4, 1.))
-  return s.Config(
-      name='lejepa_cifar10', length='48e3 examples', batch_size=64, image_px=(32, 32),
-      data=s.Data(source=source, recipe=s.Recipe(crop_sampler=s.CropSampler.TORCHVISION, crop_aspect=(.75, 4 / 3),
-                                                 flip=True, views=views, eval_resize_px=32)),
-      model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean(),
-                  positions=s.Learned(resize=s.PositionResize.BICUBIC_OFFSET)),
-      objective=s.LeJepa(hidden_dim=256, out_dim=64, weight=.02, directions=256, t_max=5., t_points=9),
-      optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=0.,
-                        schedule=s.Schedule(s.Decay.COSINE, warmup='10 %', end_lr=1e-6)),
-      train=s.Train(cpu_threads=2),
-      evals={'knn': s.Knn(every='20 %', train_split='train[:10%]', split='test[:20%]', batch_size=500),
-             'health': s.Health(every='20 %', images=1000, min_rank=2., split='test[:20%]', batch_size=500)},
-      checkpoints=s.Checkpoints(every='20 %'))
+  source = s.parse_arg(arguments, source=())['source']
+  return s.replaced(files.load(f'dino_cifar10:source={source}', []), {
+      'name': 'lejepa_cifar10',
+      'objective': s.LeJepa(hidden_dim=256, out_dim=64, weight=.02, directions=256, t_max=5., t_points=9),
+      'optimizer': s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=0.,
+                           schedule=s.Schedule(s.Decay.COSINE, warmup='10 %', end_lr=1e-6)),
+      'evals': {'knn': s.Knn(every='20 %', train_split='train[:10%]', split='test[:20%]', batch_size=500),
+                'health': s.Health(every='20 %', images=1000, min_rank=2., split='test[:20%]', batch_size=500)}})

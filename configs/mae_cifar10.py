@@ -1,8 +1,7 @@
 """MAE on CIFAR-10 at 32 px with a small ViT/4, for one CPU core: self-supervised features without labels.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=mae_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH; labels are used by the evaluations alone.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Differs:  It is a small form of the paper's method, with sizes and rates of this project.
 Run:      python -m vit_jax.main --config=configs/mae_cifar10.py --workdir=runs/mae_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.

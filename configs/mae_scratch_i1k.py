@@ -17,6 +17,7 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/mae_scratch_i1k.py 
 Expected: the paper reports top-1 82.3 % for B/16, 82.6 % for L/16 and 83.1 % for H/14, of averaged weights. Not run
           here.
 """
+from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
@@ -28,22 +29,10 @@ def get_config(arguments: str = '') -> s.Config:
   model = sizes.vit(given['size'])
   model.gelu, model.drop_path = s.Gelu.EXACT, drop_path
   model.init = s.Init.DEIT  # main_finetune.py without --finetune
-  return s.Config(
-      name=f'mae_scratch {given["size"]}', length=length, batch_size=4096, image_px=(224, 224),
-      data=s.Data(
-          source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
-          recipe=s.Recipe(
-              exif_orientation=s.Exif.FALSE,
-              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.),
-              crop_aspect=(.75, 4 / 3), flip=True, interpolation=s.Interpolation.BICUBIC, antialias=True,
-              eval_resize_px=256,
-              eval_geometry=s.Geometry.TORCHVISION,
-              randaugment=s.RandAugment(2, 9., .5, probability=.5, table=s.OpTable.TIMM),
-              mixup=.8, cutmix=1., mix_group=128, mean=(.485, .456, .406), std=(.229, .224, .225))),
-      model=model,
-      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
-      optimizer=s.AdamW(lr=1e-4, base_batch_size=256, b1=.9, weight_decay=.3, b2=.95, clip_norm=0., schedule=s.Schedule(
-          s.Decay.COSINE, warmup='20 epochs', warmup_form=s.Warmup.FROM_ZERO)),
-      train=s.Train(ema=.9999),
-      evals={'val': s.TopK(every='10 epochs')},
-      checkpoints=s.Checkpoints(every='2 epochs'))
+  return s.replaced(files.load('deit_b16_i1k', []), {
+      'name': f'mae_scratch {given["size"]}', 'length': length, 'batch_size': 4096, 'model': model,
+      'data.recipe.erase': s.Recipe().erase, 'data.recipe.mix_group': 128, 'data.recipe.repeats': 1,
+      'optimizer': s.AdamW(
+          lr=1e-4, base_batch_size=256, b1=.9, weight_decay=.3, b2=.95, clip_norm=0.,
+          schedule=s.Schedule(s.Decay.COSINE, warmup='20 epochs', warmup_form=s.Warmup.FROM_ZERO)),
+      'train.ema': .9999})

@@ -1,8 +1,7 @@
 """Masked patch prediction on CIFAR-10 at 32 px with a small ViT/4, for one CPU core: the ViT paper's self-supervision.
 
-Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
-          such as --config=masked_patch_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
-          source=folder:PATH; labels are used by the evaluations alone.
+Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
+          `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2010.11929, Appendix B.1.2; sizes and rates are our own.
 Differs:  It is a small form of the paper's method, with sizes and rates of this project.
 Run:      python -m vit_jax.main --config=configs/masked_patch_cifar10.py:pixels --workdir=runs/masked_patch_cifar10

@@ -10,8 +10,8 @@ Differs:  change=none is vit_s16_i1k.py; all others are choices of this project.
 Run:      python -m vit_jax.main --config=configs/optimizers_s16_i1k.py:change=lion --workdir=runs/s16_lion
 Expected: 76.5 % for change=none (the paper); the others are the object of the study. Not run here.
 """
+from vit_jax.config import files
 from vit_jax.config import schema as s
-from vit_jax.recipes import sizes
 
 WARM = '10_000 steps'
 COSINE = s.Schedule(s.Decay.COSINE, warmup=WARM, warmup_form=s.Warmup.FROM_ZERO)
@@ -35,23 +35,7 @@ CHANGES: dict[str, s.AdamW | s.Adam | s.Adafactor | s.Lamb | s.Lion] = {
 def get_config(arguments: str = '') -> s.Config:
   """The run, with `change=NAME`."""
   change = s.parse_arg(arguments, change=tuple(CHANGES))['change']
-  model = sizes.vit('S/16')
-  model.pool, model.positions, model.init = s.Mean(), s.SinCos(), s.Init.BIG_VISION
-  return s.Config(
-      name=f's16_{change}', length='90 epochs', batch_size=1024, image_px=(224, 224),
-      data=s.Data(
-          source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation', num_examples=1_268_355,
-          num_classes=1_000,
-          recipe=s.Recipe(
-              exif_orientation=s.Exif.FALSE,
-              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
-              crop_aspect=(.75, 1.33), flip=True,
-              randaugment=s.RandAugment(layers=2, magnitude=10., table=s.OpTable.AUGREG), mixup=.2, eval_resize_px=256,
-              eval_area=True, truncate=True)),
-      model=model,
-      head=s.Head(pre_logits=384, bias_init=0.),  # a hidden layer with tanh
-      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
-      optimizer=CHANGES[change],
-      evals={'val': s.TopK(every='10 epochs', metrics=('ece',)),
-             'minival': s.TopK(every='10 epochs', split='train[99%:]')},
-      checkpoints=s.Checkpoints(every='2 epochs'))
+  return s.replaced(files.load('vit_s16_i1k', []), {
+      'name': f's16_{change}', 'optimizer': CHANGES[change],
+      'evals': {'val': s.TopK(every='10 epochs', metrics=('ece',)),
+                'minival': s.TopK(every='10 epochs', split='train[99%:]')}})

@@ -18,9 +18,13 @@ Expected: depends on weights and images; an example is in docs/guides/continue_p
 from typing import NamedTuple
 
 from vit_jax.config import schema as s
-from vit_jax.recipes import finetune, pretrain, sizes, studies
+from vit_jax.core.errors import UserError
+from vit_jax.recipes import finetune, sizes, studies
 
 WARM_HEADS = '10 %'  # the part of a run in which the backbone is frozen, while the new heads learn
+BATCHES = (8, 64)  # the smallest and the largest batch
+STEPS = (300, 50_000)  # the shortest and the longest run; between them it is 20 epochs
+EVERY = '10 %'  # between evaluations
 
 
 class Method(NamedTuple):
@@ -34,19 +38,23 @@ class Method(NamedTuple):
 def get_config(arguments: str = '') -> s.Config:
   """The run: the network, then objective=… and examples=…, the number of training images."""
   given = s.parse_arg(arguments, model=finetune.MODELS, objective=tuple(METHODS), examples=('',))
-  model, scale = sizes.model(given['model']), pretrain.scale(studies.number('examples', given['examples']))
-  method = METHODS[given['objective']](scale.steps)
+  model, num_images = sizes.model(given['model']), studies.number('examples', given['examples'])
+  if 0 < num_images < BATCHES[0]:
+    raise UserError(f'examples: expected at least {BATCHES[0]} training images, got {num_images}. Add images.')
+  batch_size, steps = finetune.fitted(num_images, batches=BATCHES, epochs=20, steps=STEPS) if num_images else (
+      BATCHES[1], STEPS[0])  # before the images are counted
+  method = METHODS[given['objective']](steps)
   return s.Config(
-      name=f'pretrain {given["objective"]}', length=f'{scale.steps} steps', batch_size=scale.batch_size,
+      name=f'pretrain {given["objective"]}', length=f'{steps} steps', batch_size=batch_size,
       image_px=(224, 224), data=s.Data(source='folder:PATH', recipe=method.recipe), model=model,
       objective=method.objective,
       optimizer=s.AdamW(
           lr=1e-4, base_batch_size=64, b1=.9, b2=method.b2, weight_decay=.04, clip_norm=3.,
           schedule=s.Schedule(s.Decay.COSINE, warmup='10 %', end_lr=1e-6),
           rules=(s.PathRule('backbone/.*', frozen_until=WARM_HEADS),)),
-      evals={'knn': s.Knn(every=scale.every, neighbors=(1, 5, 20), views=(method.view,)),
-             'health': s.Health(every=scale.every, views=(method.view,))},
-      checkpoints=s.Checkpoints(every=scale.every))
+      evals={'knn': s.Knn(every=EVERY, neighbors=(1, 5, 20), views=(method.view,)),
+             'health': s.Health(every=EVERY, views=(method.view,))},
+      checkpoints=s.Checkpoints(every=EVERY))
 
 
 def _momentum(steps: int, curve: s.Curve = s.Curve.COSINE) -> s.Ramp:

@@ -29,8 +29,7 @@ from vit_jax.recipes import data_size, sizes, transfer
 
 SUBSETS = {'jft': (9_000_000, 30_000_000, 90_000_000, 303_000_000), 'i1k': (100_000, 300_000, 1_268_355),
            'small': (500, 2_000, 8_000, 40_000)}
-RATES = {'B/32': 8e-4, 'B/16': 8e-4, 'L/32': 6e-4, 'L/16': 4e-4, 'H/14': 3e-4,  # of JFT, Table 3
-         'BiT-R50x1': 1e-3, 'BiT-R152x2': 6e-4}
+SETS = ('B/32', 'B/16', 'L/32', 'L/16', 'H/14', 'BiT-R50x1', 'BiT-R152x2')
 FIGURE_4 = ('B/32', 'L/32', 'L/16', 'BiT-R50x1', 'BiT-R152x2')
 HALVED = s.ViT(patch=32, width=384, depth=12, heads=6, mlp=s.Mlp(1536))  # the paper's b/32: B/32 with all widths halved
 IMAGES = {'i1k': 1_281_167, 'i21k': 14_197_122, 'jft': 303_000_000}
@@ -50,53 +49,45 @@ def get_config(arguments: str = '') -> s.Study:
     base = {name: small_run(one, source or 'tfds:cifar10', given['steps'] or '600') for name, one in networks.items()}
   else:
     base = {name: large_run(name, one, source, is_jft=scale == 'jft') for name, one in networks.items()}
-  runs = data_size.runs(base, data_size.sizes(given['subsets'], SUBSETS[scale]))
-  return s.Study(f'data size {scale}', runs, table=data_size.rows, figures=data_size.FIGURES)
+  subsets = [data_size.Subset(name, images) for images in data_size.sizes(given['subsets'], SUBSETS[scale])
+             for name in base]
+  return s.Study(f'data size {scale}', {one.name: one.run(base[one.model]) for one in subsets},
+                 table=lambda results: data_size.rows(results, subsets), figures=data_size.FIGURES)
 
 
 def sets(models: str) -> s.Study:
   """Figure 3: pre-training on each dataset, and fine-tuning on ImageNet."""
   pretrained = {f'{name.replace("/", "_")}_{dataset}': (name, dataset) for name in data_size.chosen(
-      {name: sizes.model(name) for name in RATES}, models) for dataset in IMAGES}
+      {name: sizes.model(name) for name in SETS}, models) for dataset in IMAGES}
   return s.Study(
       'pre-training sets', {run: set_run(name, dataset) for run, (name, dataset) in pretrained.items()},
       transfer.stages({run: name for run, (name, _) in pretrained.items()}, ('imagenet2012',), px=384, real='no',
                       seeds=1),
-      lambda results: data_size.set_rows(results, IMAGES), data_size.SET_FIGURES)
+      lambda results: data_size.set_rows(results, pretrained, IMAGES), data_size.SET_FIGURES)
 
 
 def set_run(name: str, dataset: str) -> s.Config:
-  """Pre-training on one dataset: `bit_pretrain.py` for ResNets, `rivals_jft.py` or `vit_b16_*.py` for ViTs."""
+  """Pre-training on one dataset: `bit_pretrain.py` for ResNets, `vit_paper.py` for ViTs."""
   if name.startswith('BiT'):
     return files.load(f'bit_pretrain:{name},{dataset}', [])
-  if dataset == 'jft':
-    return files.load(f'rivals_jft:model={name},epochs={14 if name == "H/14" else 7}', [])
-  config, model = files.load(f'vit_b16_{dataset}', []), sizes.vit(name)
-  return dataclasses.replace(
-      config, name=f'{name} {dataset}', model=dataclasses.replace(model, dropout=.1),
-      head=dataclasses.replace(config.head, pre_logits=model.width))
+  length = ',epochs=7' if (name, dataset) == ('L/16', 'jft') else ''
+  return files.load(f'vit_paper:{name},{dataset}{length}', [])
 
 
 def large_run(name: str, network: s.Model, source: str, *, is_jft: bool) -> s.Config:
-  """As many updates for each subset as 7 epochs of JFT, or 90 of ImageNet, take; otherwise as `rivals_jft.py`."""
-  config = files.load('rivals_jft:epochs=7', [])
+  """As many updates for each subset as 7 epochs of JFT, or 90 of ImageNet, take; otherwise as `vit_paper.py`."""
+  config = files.load(f'vit_paper:{"B/32" if name == "b/32" else name},jft', [])
   few = s.FewShot(every='5 %', source='tfds:imagenet2012', train_split='train[:65000]', split='validation', shots=(5,),
                   protocol=s.FewShotProtocol.BIG_VISION)
-  config = dataclasses.replace(
-      config, name=name, length='517_822 steps', model=dataclasses.replace(network, dtype=s.DType.BF16),
-      data=dataclasses.replace(config.data, source=source or config.data.source, num_examples=0),
-      head=s.Head(pre_logits=sizes.pretraining_head(network), bias_init=-10.),
-      optimizer=dataclasses.replace(config.optimizer, lr=RATES.get(name, 8e-4)),
-      train=dataclasses.replace(config.train, early_stop=s.EarlyStop('val/top1', patience=5)),
-      evals={'val': s.TopK(every='5 %'), 'fewshot': few})
-  if is_jft:
-    return config
-  return dataclasses.replace(
-      config, length='27_869 steps', head=dataclasses.replace(config.head, bias_init=0.),
-      data=dataclasses.replace(config.data, source=source or 'tfds:imagenet2012', eval_split='train[99%:]',
-                               num_classes=1_000, max_labels=0),
-      objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
-      optimizer=dataclasses.replace(config.optimizer, clip_norm=1.))
+  config = s.replaced(config, {
+      'name': name, 'length': '517_822 steps', 'model': dataclasses.replace(network, dtype=s.DType.BF16),
+      'data.source': source or config.data.source, 'data.num_examples': 0,
+      'head.pre_logits': sizes.pretraining_head(network), 'train.early_stop': s.EarlyStop('val/top1', patience=5),
+      'evals': {'val': s.TopK(every='5 %'), 'fewshot': few}})
+  return config if is_jft else s.replaced(config, {
+      'length': '27_869 steps', 'head.bias_init': 0., 'data.source': source or 'tfds:imagenet2012',
+      'data.eval_split': 'train[99%:]', 'data.num_classes': 1_000, 'data.max_labels': 0,
+      'objective': s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.), 'optimizer.clip_norm': 1.})
 
 
 def small_run(network: s.Model, source: str, steps: str) -> s.Config:

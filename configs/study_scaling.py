@@ -19,28 +19,21 @@ Plan:     15,900 exaFLOPs of pre-training; B/32 alone is 56. small: 8 runs, 2e-4
 Expected: exaFLOPs of Table 6: 55, 224, 196, 783, 1567, 4262 of the ViTs. With its accuracies the law of ViT is
           9.9 + 37.3 C^-0.346 %. Not run here at this scale.
 """
-import dataclasses
-
 from vit_jax.config import files
 from vit_jax.config import schema as s
-from vit_jax.recipes import catalog, published, scaling, sizes, transfer
+from vit_jax.recipes import catalog, published, scaling, sizes, studies, transfer
 from vit_jax.recipes.scaling import Next, Run
 
-JFT = [  # network, epochs (Table 6) and learning rate (Table 3)
-    Run('B/32', 7, 8e-4), Run('B/16', 7, 8e-4), Run('L/32', 7, 6e-4), Run('L/16', 7, 4e-4), Run('L/16', 14, 4e-4),
-    Run('H/14', 14, 3e-4), Run('R50+B/32', 7, 8e-4), Run('R50+B/16', 7, 8e-4), Run('R50+L/32', 7, 2e-4),
-    Run('R50+L/16', 7, 4e-4), Run('R50+L/16', 14, 4e-4), Run('BiT-R50x1', 7, 1e-3), Run('BiT-R50x2', 7, 1e-3),
-    Run('BiT-R101x1', 7, 8e-4), Run('BiT-R152x1', 7, 6e-4), Run('BiT-R152x2', 7, 6e-4), Run('BiT-R152x2', 14, 6e-4),
-    Run('BiT-R200x3', 14, 6e-4)]
+JFT = [Run(row.model, row.epochs) for row in published.TABLE_6]
 NEXT = ('ViT-g/14', 'BiT-R200x4')  # of hybrids there is no larger one by name
-SMALL = [Run(f'{family}x{factor}', epochs, 2e-3) for family in ('ViT', 'hybrid') for factor in (1, 2)
+SMALL = [Run(f'{family}x{factor}', epochs) for family in ('ViT', 'hybrid') for factor in (1, 2)
          for epochs in (1, 3)]
 
 
 def get_config(arguments: str = '') -> s.Study:
   """The study: scale, then source=… models=… sets=… real=… seeds=…."""
   given = s.parse_arg(arguments, scale=('jft', 'small'), source=('',), models=('',), sets=('',), real=('',),
-                      seeds=('1', *(str(number) for number in range(2, 21))))
+                      seeds=studies.seeds(1))
   is_small = given['scale'] == 'small'
   runs = scaling.choose(SMALL if is_small else JFT, given['models'])
   following: list[Next] = []
@@ -64,11 +57,9 @@ def exaflops(model: str, epochs: int) -> float:
 
 
 def jft_run(run: Run, source: str) -> s.Config:
-  """Pre-training on JFT-300M as `rivals_jft.py` has it."""
-  config = files.load(f'rivals_jft:model={run.model},epochs={run.epochs}', [])
-  return dataclasses.replace(
-      config, name=run.name, data=dataclasses.replace(config.data, source=source or config.data.source),
-      optimizer=dataclasses.replace(config.optimizer, lr=run.rate))
+  """Pre-training on JFT-300M as `vit_paper.py` has it."""
+  config = files.load(f'vit_paper:{run.model},jft,epochs={run.epochs}', [])
+  return s.replaced(config, {'name': run.name, 'data.source': source or config.data.source})
 
 
 def small_run(run: Run, source: str) -> s.Config:
@@ -79,6 +70,6 @@ def small_run(run: Run, source: str) -> s.Config:
       data=s.Data(source=source, recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=2)),
       model=sizes.small(family, int(factor)),
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
-      optimizer=s.AdamW(lr=run.rate, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
+      optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
       evals={'test': s.TopK(every='100 %', batch_size=500)}, checkpoints=s.Checkpoints(every='50 %'))

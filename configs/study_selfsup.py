@@ -28,7 +28,7 @@ IMAGES = 100_000
 def get_config(arguments: str = '') -> s.Study:
   """The study, with network=… images=… seconds=… objectives=… seeds=… source=…."""
   given = s.parse_arg(arguments, network=('tiny', 'small'), images=('',), seconds=('',), objectives=('',),
-                      seeds=('1', *(str(number) for number in range(2, 11))), source=('',))
+                      seeds=studies.seeds(1, most=10), source=('',))
   names = studies.choose('objectives', given['objectives'], selfsup.POINTS)
   source = given['source'] or 'tfds:cifar10'
   images, seconds = (studies.number(one, given[one]) for one in ('images', 'seconds'))

@@ -32,7 +32,7 @@ OBJECTIVES = {'ibot': 'dino_ibot', 'dinov2': 'dinov2', 'lejepa': 'lejepa'}
 def get_config(arguments: str = '') -> s.Study:
   """The study, with network=… images=… variants=… seeds=… source=…."""
   given = s.parse_arg(arguments, network=('tiny', 'small'), images=('',), variants=('',),
-                      seeds=('1', *(str(number) for number in range(2, 11))), source=('',))
+                      seeds=studies.seeds(1, most=10), source=('',))
   names = studies.choose('variants', given['variants'], (*VARIANTS, *OBJECTIVES))
   length = f'{studies.number("images", given["images"]) or IMAGES} examples'
 

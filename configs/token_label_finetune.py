@@ -16,12 +16,11 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/token_label_finetun
 Expected: top-1 84.4 % (S at 384 px), 85.4 and 85.5 % (M at 384 and 448 px), 86.2 and 86.4 % (L at 448 and 512 px), by
           its README. Not run here.
 """
+from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
-from vit_jax.recipes import sizes
 
 SIDES = {'S': (384,), 'M': (384, 448), 'L': (448, 512)}  # px; README.md
-DROP_PATH = {'S': .1, 'M': .2, 'L': .3}  # README.md
 CROP = {'S': .9, 'M': 1., 'L': 1.}  # share of the short side that evaluation shows: tlt/models/lvvit.py
 
 
@@ -33,26 +32,9 @@ def get_config(arguments: str = '') -> s.Config:
   if px not in SIDES[size]:
     raise UserError(f'px: expected one of {", ".join(map(str, SIDES[size]))} for LV-ViT-{size}, got {px}. Set another '
                     'side with --config.image_px=SIDE,SIDE.')
-  model = sizes.published(f'LV-ViT-{size}/16')
-  model.drop_path, model.positions = DROP_PATH[size], s.Learned(resize=s.PositionResize.BICUBIC)  # tlt/utils/utils.py
-  model.init = s.Init.LVVIT
-  return s.Config(
-      name=f'token_label finetune LV-ViT-{size} {px} px', length='30 epochs', batch_size=512, image_px=(px, px),
-      data=s.Data(
-          source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
-          recipe=s.Recipe(
-              exif_orientation=s.Exif.FALSE,
-              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.),
-              crop_aspect=(.75, 4 / 3), flip=True, randaugment=s.RandAugment(
-                  layers=3 if size == 'L' else 2, magnitude=9., magnitude_std=.5, probability=.5, table=s.OpTable.TIMM),
-              erase=s.Erase(.25, area=(.02, 1 / 3), aspect=(.3, 1 / .3)),
-              interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=int(px / CROP[size]),
-              eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
-      model=model,
-      objective=s.TokenLabel(
-          dense_weight=1., mix_token=True, mix_group=64, label_smoothing=.1, class_target=s.ClassTarget.MAP, top=5,
-          map_grid=(18, 18)),
-      optimizer=s.AdamW(lr=5e-6, b1=.9, b2=.999, weight_decay=1e-8, clip_norm=0.,
-                        schedule=s.Schedule(s.Decay.CONSTANT, warmup='5 epochs')),
-      evals={'val': s.TopK(every='5 epochs')},
-      checkpoints=s.Checkpoints(every='2 epochs'))
+  return s.replaced(files.load(f'token_label_i1k:{size}', []), {
+      'name': f'token_label finetune LV-ViT-{size} {px} px', 'length': '30 epochs', 'batch_size': 512,
+      'image_px': (px, px), 'data.recipe.eval_resize_px': int(px / CROP[size]), 'objective.mix_group': 64,
+      'optimizer': s.AdamW(lr=5e-6, b1=.9, b2=.999, weight_decay=1e-8, clip_norm=0.,
+                           schedule=s.Schedule(s.Decay.CONSTANT, warmup='5 epochs')),
+      'train': s.Train(), 'evals': {'val': s.TopK(every='5 epochs')}})

@@ -18,24 +18,20 @@ from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.recipes import finetune, studies, transfer, vtab
 
-SEEDS = ('3', *(str(number) for number in range(1, 21)))
-
 
 def get_config(arguments: str = '') -> s.Study:
   """The study: the model, then seeds=… px=… real=… sets=… tasks=…."""
-  given = s.parse_arg(arguments, model=finetune.MODELS, seeds=SEEDS, px=('',), real=('',), sets=('',), tasks=('',))
+  given = s.parse_arg(arguments, model=finetune.MODELS, seeds=studies.seeds(3), px=('',), real=('',), sets=('',),
+                      tasks=('',))
   name, seeds, px = given['model'], int(given['seeds']), studies.number('px', given['px'])
   tasks, datasets = vtab.choose(given['tasks']), transfer.choose(given['sets'], extra=('vtab',))
   has_vtab = not given['sets'] or 'vtab' in datasets
   datasets = tuple(one for one in datasets if one != 'vtab')
-
-  def final(results: s.Results) -> dict[str, s.Config]:
-    return transfer.finals(name, datasets, results, px=px, real=given['real'], seeds=seeds)
-
-  first = transfer.tunings(name, datasets, px=px)
+  grid = transfer.grid(name, datasets, px=px, real=given['real'])
+  first = grid.tunings()
   if has_vtab:
     of_tasks = files.load_study(
         f'vtab:model={name},protocol=vit,tasks={given["tasks"]},px={given["px"]},seeds={seeds}', []).runs
     first |= {f'{transfer.VTAB_PREFIX}{run}': config for run, config in of_tasks.items()}
-  return s.Study(f'Table 2 with {name}', first, (final,), lambda results: transfer.rows(
-      results, name, datasets, tasks if has_vtab else ()))
+  return s.Study(f'Table 2 with {name}', first, (lambda results: grid.finals(results, seeds),),
+                 lambda results: transfer.rows(results, name, datasets, tasks if has_vtab else ()))

@@ -16,6 +16,7 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_22b_jft4b.py --
           v4:8x8x8  data=8 fsdp=64  17.89  25,175.7  2,685.1      52,813     58,446  2026-11-22
 Expected: the paper reports 89.51 % on ImageNet with a linear probe on frozen features. Not run here.
 """
+from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.recipes import sizes
 
@@ -24,23 +25,10 @@ def get_config(arguments: str = '') -> s.Config:
   """The run."""
   s.parse_arg(arguments)
   model = sizes.published('ViT-22B/14')
-  model.dtype = s.DType.BF16
-  model.init = s.Init.VISION_TRANSFORMER
-  return s.Config(
-      name='vit_22b_jft4b', length='177_000 steps', batch_size=65_536, image_px=(224, 224),
-      data=s.Data(source='folder:JFT-4B', num_examples=4_000_000_000, num_classes=30_000, max_labels=8,
-                  recipe=s.Recipe(exif_orientation=s.Exif.FALSE,
-                                  crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
-                                  crop_aspect=(.75, 1.33), flip=True,
-                                  eval_resize_px=256, eval_area=True, truncate=True)),
-      model=model,
-      head=s.Head(bias_init=-10.),
-      objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
-      optimizer=s.Adafactor(
-          lr=1e-3, b1=.9, b2_cap=.999, weight_decay=.03, clip_norm=1.,
-          rules=(s.PathRule('head/.*', weight_decay=100.),),
-          schedule=s.Schedule(s.Decay.RSQRT, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO,
-                              timescale='10_000 steps', cooldown='30_000 steps')),
-      train=s.Train(log_every='200 steps'),
-      evals={'test': s.TopK(every='10_000 steps')},
-      checkpoints=s.Checkpoints(every='2_000 steps', keep_every='20_000 steps'))
+  model.dtype, model.init = s.DType.BF16, s.Init.VISION_TRANSFORMER
+  return s.replaced(files.load('vit_g14_jft3b', []), {
+      'name': 'vit_22b_jft4b', 'length': '177_000 steps', 'batch_size': 65_536, 'model': model,
+      'data.source': 'folder:JFT-4B', 'data.num_examples': 4_000_000_000, 'data.num_classes': 30_000,
+      'optimizer.lr': 1e-3, 'optimizer.schedule.cooldown': '30_000 steps',
+      'evals': {'test': s.TopK(every='10_000 steps')},
+      'checkpoints': s.Checkpoints(every='2_000 steps', keep_every='20_000 steps')})

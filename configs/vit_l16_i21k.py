@@ -1,12 +1,8 @@
 """ViT-L/16 pre-trained on ImageNet-21k for 90 epochs, as released with the ViT paper.
 
-Data:     ImageNet-21k as a folder of classes: 14.2 M images, 21,841 classes. The published heads have 21,843
-          outputs, two of them for classes without images.
-Source:   arXiv 2010.11929, Table 3 (lr 1e-3, decay 0.03, linear, dropout 0.1; no clipping: the caption gives
-          clipping for ImageNet only). Sigmoid loss, head bias -10 and a tanh layer before the logits as in the
-          released weights.
-Differs:  No program was published for it; batch, rate and its end are of an author's statement (issue 2 of the
-          repository vision_transformer). The head has 21,841 outputs, there 21,843, two of them without images.
+Data:     ImageNet-21k as a folder of classes: 14.2 M images, 21,841 classes.
+Source:   arXiv 2010.11929, Table 3 (lr 1e-3, decay 0.03, linear, dropout 0.1; no clipping): vit_paper.py.
+Differs:  As vit_paper.py.
 Run:      python -m vit_jax.main --config=configs/vit_l16_i21k.py --config.data.source=folder:PATH
           --config.model.dtype=bfloat16
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_i21k.py --topology=v3:8x8
@@ -19,29 +15,12 @@ Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_i21k.py --t
 Expected: the paper reports 85.15 % on ImageNet after fine-tuning at 384 px (85.30 % at 512 px with
           averaged weights), and 0.23k TPUv3-core-days, where its Table 3 gives 30 or 90 epochs. Not run here.
 """
+from vit_jax.config import files
 from vit_jax.config import schema as s
-from vit_jax.recipes import sizes
 
 
 def get_config(arguments: str = '') -> s.Config:
   """The run."""
   s.parse_arg(arguments)
-  model = sizes.vit('L/16')
-  model.dropout = .1
-  model.init = s.Init.VISION_TRANSFORMER
-  return s.Config(
-      name='vit_l16_i21k', length='90 epochs', batch_size=4096, image_px=(224, 224),
-      data=s.Data(
-          source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841,
-          recipe=s.Recipe(
-              exif_orientation=s.Exif.FALSE,
-              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
-              crop_aspect=(.75, 1.33), flip=True, mean=(.5, .5, .5), std=(.5, .5, .5))),
-      model=model,
-      head=s.Head(pre_logits=1024, bias_init=-10.),  # a hidden layer with tanh, as in the released weights
-      objective=s.Supervised(loss=s.Loss.SIGMOID, label_smoothing=0.),
-      optimizer=s.AdamW(
-          lr=1e-3, b1=.9, b2=.999, weight_decay=.03, clip_norm=0.,
-          schedule=s.Schedule(s.Decay.LINEAR, warmup='10_000 steps', warmup_form=s.Warmup.FROM_ZERO, end_lr=1e-5)),
-      evals={'val': s.TopK(every='10_000 steps')},
-      checkpoints=s.Checkpoints(every='5_000 steps', keep_every='50_000 steps'))
+  changes = {'name': 'vit_l16_i21k', 'model.init': s.Init.VISION_TRANSFORMER}
+  return s.replaced(files.load('vit_paper:L/16,i21k', []), changes)

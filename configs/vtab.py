@@ -16,10 +16,10 @@ Plan:     19 x 3 runs of 1.28 million images: for B/16 at 384 px 0.43 exaFLOPs e
 Expected: L/16 from ImageNet-21k 72.72, from JFT 76.28; H/14 from JFT 77.63 (the paper's Table 2)
 """
 from vit_jax.config import schema as s
+from vit_jax.core.errors import UserError
 from vit_jax.recipes import finetune, sizes, studies, vtab
 from vit_jax.recipes.studies import Point
 
-SEEDS = ('3', *(str(number) for number in range(1, 21)))
 UNFLIPPED = ('dsprites/orientation', 'dsprites/x_position', 'smallnorb/azimuth')  # BiT, Appendix F
 UNCROPPED = ('clevr/count', 'clevr/distance', 'dmlab', 'kitti/distance', 'dsprites/x_position')  # likewise
 CROPPED_FROM = 448 / 384  # side of the square that is cropped, over that of the crop
@@ -31,19 +31,25 @@ POINTS = {  # learning rate, steps, warm-up steps
 
 def get_config(arguments: str = '') -> s.Study:
   """The study: the model, then protocol=… seeds=… px=… tasks=…."""
-  given = s.parse_arg(arguments, model=finetune.MODELS, protocol=tuple(POINTS), seeds=SEEDS, px=('',), tasks=('',))
+  given = s.parse_arg(arguments, model=finetune.MODELS, protocol=tuple(POINTS), seeds=studies.seeds(3), px=('',),
+                      tasks=('',))
   tasks, points = vtab.choose(given['tasks']), POINTS[given['protocol']]
 
-  def build(task: str, point: Point, phase: str) -> s.Config:
+  def build(task: str, point: Point | None, phase: str) -> s.Config:
+    assert point
     return run(given['model'], task, point, phase, px=studies.number('px', given['px']) or 384)
 
+  grid = studies.Grid(build, {task: {point.name: point for point in points} for task in tasks})
+
   def final(results: s.Results) -> dict[str, s.Config]:
-    return vtab.finals(build, tasks, results, points, seeds=int(given['seeds']))
+    if found := grid.finals(results, int(given['seeds'])):
+      return found
+    raise UserError('results: expected at least one finished run to choose by, got none. '
+                    'Start the study again, to repeat the runs that failed.')
 
   is_tried = len(points) > 1
-  return s.Study(f'VTAB-1k {given["model"]} {given["protocol"]}',
-                 vtab.tunings(build, tasks, points) if is_tried else final({}), (final,) if is_tried else (),
-                 lambda results: vtab.rows(results, tasks))
+  return s.Study(f'VTAB-1k {given["model"]} {given["protocol"]}', grid.tunings() if is_tried else final({}),
+                 (final,) if is_tried else (), lambda results: vtab.rows(results, tasks))
 
 
 def run(name: str, task: str, point: Point, phase: str, *, px: int) -> s.Config:

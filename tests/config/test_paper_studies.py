@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.config import check, durations, files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.recipes import ablations, data_size, noisy_student, published, scaling, sizes
+from vit_jax.recipes import ablations, noisy_student, published, scaling, sizes
 from vit_jax.weights import addresses
 
 SPECS = ['study_scaling', 'study_scaling:small', 'study_data_size', 'study_data_size:i1k', 'study_data_size:small',
@@ -58,10 +58,10 @@ def test_subsets_are_nested_and_all_else_is_the_same() -> None:
 
 
 def test_what_counts_is_the_best_moment_and_who_was_ahead() -> None:
-  runs = files.load_study('study_data_size:small,subsets=100+300,models=ViT+BiT', []).runs
+  study = files.load_study('study_data_size:small,subsets=100+300,models=ViT+BiT', [])
   val = {'ViT_100': .2, 'BiT_100': .3, 'ViT_300': .6, 'BiT_300': .5}
-  rows = data_size.rows({name: result(config, name, 0., val__top1=val[name], fewshot__5shot=.1, step=4.)
-                         for name, config in runs.items()})
+  rows = study.table({name: result(config, name, 0., val__top1=val[name], fewshot__5shot=.1, step=4.)
+                      for name, config in study.runs.items()})
   assert [(row['model'], row['images'], row['best val %'], row['ahead of ResNets']) for row in rows] == [
       ('ViT', 100, 20., 'no'), ('BiT', 100, 30., None), ('ViT', 300, 60., 'yes'), ('BiT', 300, 50., None)]
   assert rows[0]['few-shot %'] == 10. and rows[0]['best at step'] == 4
@@ -83,7 +83,7 @@ def test_sets_of_three_sizes_are_pretrained_on_and_then_imagenet() -> None:
   assert len(runs) == 6 + 3 * (4 + 1) + 3 * (5 + 1)  # BiT tries BiT-HyperRule too
   rows = study.table({**results, 'L_16_jft_imagenet2012_seed0': result(runs['L_16_jft'], 'x', .875)})
   assert [(row['model'], row['set'], row['images']) for row in rows[1:3]] == [
-      ('L_16', 'i21k', 14_197_122), ('L_16', 'jft', 303_000_000)]
+      ('L/16', 'i21k', 14_197_122), ('L/16', 'jft', 303_000_000)]
   assert rows[2]['ImageNet %'] == 87.5 and len(rows) == 6
   assert [row['Table 5 %'] for row in rows] == [76.53, 85.15, 87.12, None, None, None]
 
@@ -139,7 +139,7 @@ def test_the_scaling_study_fine_tunes_as_the_paper_and_shows_all_six_columns() -
 def test_the_scaling_table_has_the_papers_numbers_its_law_and_what_comes_next() -> None:
   study = files.load_study('study_scaling:models=ViT', [])
   runs, _ = done(study)
-  paper = {scaling.Run(row.model, row.epochs, 0.).name: row for row in published.TABLE_6}
+  paper = {scaling.Run(row.model, row.epochs).name: row for row in published.TABLE_6}
   results = {}
   for name, config in runs.items():
     row = next(row for known, row in paper.items() if f'{name}_'.startswith(f'{known}_'))

@@ -10,11 +10,10 @@ import pytest
 from tests.jobs import test_finetune
 from tests.weights import made
 from vit_jax import main
-from vit_jax.config import schema
+from vit_jax.config import files, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import finetune, pretrain, train
-from vit_jax.recipes import pretrain as recipes
 from vit_jax.record import storage
 from vit_jax.weights import loading, saving
 
@@ -108,10 +107,11 @@ def test_the_name_of_a_run_has_no_token_of_an_address() -> None:
 
 
 def test_batch_and_length_follow_from_the_number_of_images() -> None:
-  assert [tuple(recipes.scale(n))[:2] for n in (0, 8, 100, 10_000, 10**9)] == [
-      (64, 300), (8, 300), (8, 300), (64, 3125), (64, 50_000)]
+  runs = [files.load(f'pretrain:examples={n}', []) for n in (0, 8, 100, 10_000, 10**9)]
+  assert [(run.batch_size, run.length) for run in runs] == [
+      (64, '300 steps'), (8, '300 steps'), (8, '300 steps'), (64, '3125 steps'), (64, '50000 steps')]
   with pytest.raises(UserError, match='examples: expected at least 8 training images, got 7'):
-    recipes.scale(7)
+    files.load('pretrain:examples=7', [])
 
 
 @pytest.mark.slow(reason='about 15 s: a run, and one in two parts')

@@ -1,4 +1,7 @@
-"""Every config states the numbers of its recipe in its own file: none comes from a default or from another module."""
+"""Every config states the numbers of its recipe, in its file or in that of a config that it loads and changes.
+
+None comes from a default or from the package.
+"""
 from __future__ import annotations
 
 import ast

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vit_jax.config import schema
-from vit_jax.core.errors import UserError
 
 
 class Level(NamedTuple):
@@ -19,62 +18,22 @@ class Level(NamedTuple):
   magnitude: float
   mixup: float
 
+  def randaugment(self) -> schema.RandAugment:
+    """Returns the setting of RandAugment."""
+    if not self.layers:
+      return schema.RandAugment()
+    return schema.RandAugment(self.layers, self.magnitude, table=schema.OpTable.AUGREG)
 
-LEVELS = {
+
+LEVELS = {  # by the names of the paper
     'none': Level(0, 0, 0.),
     'light1': Level(2, 0, 0.),
     'light2': Level(2, 10, .2),
     'medium1': Level(2, 15, .2),
     'medium2': Level(2, 15, .5),
     'strong1': Level(2, 20, .5),
-    'strong2': Level(2, 20, .8),
-}
-"""By the names of the paper."""
-
-FILE_NAMES = {'none': 'none', 'light0': 'light1', 'light1': 'light2', 'medium1': 'medium1', 'medium2': 'medium2',
-              'strong1': 'strong1', 'strong2': 'strong2'}
-"""From the `aug_…` of a weight file's name to the paper's name."""
-
-
-def recipe(level: str) -> Level:
-  """Returns a level by the name that the paper uses.
-
-  Raises:
-    UserError: there is no such level.
-  """
-  if level not in LEVELS:
-    hint = ' light0 is a name of weight files; the paper calls it light1.' if level == 'light0' else ''
-    raise UserError(f'aug: expected one of {", ".join(LEVELS)}, got {level!r}.{hint}')
-  return LEVELS[level]
-
-
-def recipe_of_file(aug: str) -> Level:
-  """Returns a level by the part of a weight file's name that follows `aug_`.
-
-  Raises:
-    UserError: there is no such level.
-  """
-  if aug not in FILE_NAMES:
-    hint = ' light2 is a name of the paper; weight files call it light1.' if aug == 'light2' else ''
-    raise UserError(f'aug: expected aug_ and one of {", ".join(FILE_NAMES)}, got aug_{aug}.{hint}')
-  return recipe(FILE_NAMES[aug])
-
-
-NAMES = (*LEVELS, *(f'aug_{name}' for name in FILE_NAMES))
-"""All names of levels: `light1` is the paper's, `aug_light1` a weight file's."""
-
-
-def by_name(name: str) -> Level:
-  """Returns a level by either of its names.
-
-  Raises:
-    UserError: there is no such level.
-  """
-  return recipe_of_file(name.removeprefix('aug_')) if name.startswith('aug_') else recipe(name)
-
-
-def randaugment(level: Level) -> schema.RandAugment:
-  """Returns the setting of RandAugment of a level."""
-  if not level.layers:
-    return schema.RandAugment()
-  return schema.RandAugment(level.layers, level.magnitude, table=schema.OpTable.AUGREG)
+    'strong2': Level(2, 20, .8)}
+LEVELS |= {  # by the names of weight files
+    'aug_none': LEVELS['none'], 'aug_light0': LEVELS['light1'], 'aug_light1': LEVELS['light2'],
+    **{f'aug_{name}': LEVELS[name] for name in ('medium1', 'medium2', 'strong1', 'strong2')}}
+"""By either of their names: `light1` is the paper's, `aug_light1` a weight file's."""

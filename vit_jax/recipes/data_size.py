@@ -8,8 +8,8 @@ accuracy is that of the moment at which the held-out examples were classified be
 """
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
@@ -53,33 +53,37 @@ def chosen(networks: Mapping[str, s.Model], text: str) -> dict[str, s.Model]:
   return {name: network for name, network in networks.items() if name in names}
 
 
-def runs(base: Mapping[str, s.Config], subsets: Sequence[int]) -> dict[str, s.Config]:
-  """Returns a run for each network and subset.
+class Subset(NamedTuple):
+  """A network, and the number of images that it is trained on."""
+  model: str
+  images: int
 
-  Configs are given by the name of the network, with numbers of images, smallest first.
-  """
-  return {f'{name.replace("/", "_")}_{number}': dataclasses.replace(
-      config, name=f'{name} {number}',
-      data=dataclasses.replace(config.data, train_split=f'train[:{number}]', num_examples=number))
-      for number in subsets for name, config in base.items()}
+  @property
+  def name(self) -> str:
+    """The name of the run."""
+    return f'{self.model.replace("/", "_")}_{self.images}'
+
+  def run(self, config: s.Config) -> s.Config:
+    """Returns the config of the network, with this subset of its training images."""
+    return s.replaced(config, {'name': f'{self.model} {self.images}', 'data.train_split': f'train[:{self.images}]',
+                               'data.num_examples': self.images})
 
 
-def rows(results: s.Results) -> list[s.Row]:
+def rows(results: s.Results, subsets: Sequence[Subset]) -> list[s.Row]:
   """Returns a row for each run: its best result, and whether a ViT was then ahead of the ResNets on as many images."""
   found: list[s.Row] = []
-  convolutions: dict[str, list[float]] = {}
-  for run, result in results.items():
+  done = {one: results[one.name] for one in subsets if one.name in results}
+  convolutions: dict[int, list[float]] = {}
+  for one, result in done.items():
     if isinstance(result.config.model, s.ResNet) and f'{VAL}/top1' in result.best:
-      convolutions.setdefault(run.rpartition('_')[2], []).append(result.best[f'{VAL}/top1'])
-  for run, result in results.items():
-    images, name = run.rpartition('_')[2], result.config.name  # which --config.name may have changed
-    model = name.removesuffix(f' {images}') if name.endswith(f' {images}') else run.rpartition('_')[0]
+      convolutions.setdefault(one.images, []).append(result.best[f'{VAL}/top1'])
+  for one, result in done.items():
     few = next((value for name, value in result.best.items() if name.startswith(f'{SHOTS}/') and name.endswith('shot')),
                None)
-    val, rivals = result.best.get(f'{VAL}/top1'), convolutions.get(images, [])
+    val, rivals = result.best.get(f'{VAL}/top1'), convolutions.get(one.images, [])
     is_ahead = None if val is None or not rivals else val > max(rivals)
     found.append({
-        'model': model, IMAGES: int(images), BEST: _percent(val), FEW_SHOT: _percent(few),
+        'model': one.model, IMAGES: one.images, BEST: _percent(val), FEW_SHOT: _percent(few),
         'ahead of ResNets': None if isinstance(result.config.model, s.ResNet) or is_ahead is None else
                             'yes' if is_ahead else 'no',
         'last val %': _percent(result.metrics.get(f'{VAL}/top1')), 'best at step': int(result.best.get('step', 0)),
@@ -88,19 +92,19 @@ def rows(results: s.Results) -> list[s.Row]:
   return found
 
 
-def set_rows(results: s.Results, images: Mapping[str, int]) -> list[s.Row]:
+def set_rows(results: s.Results, pretrained: Mapping[str, tuple[str, str]], images: Mapping[str, int]) -> list[s.Row]:
   """Returns a row for each network and pre-training set: the accuracy on ImageNet after fine-tuning.
 
   Args:
-    results: of runs named `NETWORK_SET` and, fine-tuned, as `transfer.finals` names them.
+    results: of the runs of `pretrained` and, fine-tuned, of those of `transfer.stages`.
+    pretrained: network and set of each pre-training run.
     images: of each set.
   """
   found: list[s.Row] = []
-  for run, result in results.items():
-    model, _, name = run.rpartition('_')
-    if name in images:
+  for run, (model, name) in pretrained.items():
+    if run in results:
+      result, paper = results[run], published.TABLE_5.get(name, {}).get(model)
       tuned = transfer.accuracies(results, ('imagenet2012',), prefix=f'{run}_').get('ImageNet')
-      paper = published.TABLE_5.get(name, {}).get(model.replace('_', '/'))
       found.append({'model': model, 'set': name, IMAGES: images[name],
                     ACCURACY: None if tuned is None else round(tuned, 2), 'Table 5 %': paper[0] if paper else None,
                     'parameters': result.num_params,

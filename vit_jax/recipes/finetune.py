@@ -65,20 +65,28 @@ def published(steps: int, warmup: int, lr: float, dataset: str) -> Scale:
 def scale(num_images: int) -> Scale:
   """Returns the length and batch size for a training set of any size.
 
-  The batch size is the largest power of two that is at most an eighth of the training set, within `BATCHES`, and at
-  most the complete set. The length is 10 epochs, within `STEPS`, and the warm-up a tenth of it. Evaluations are an
-  epoch apart, but at least a 20th and at most a fifth of the run.
+  They are those of `fitted`; the warm-up is a tenth of the run. Evaluations are an epoch apart, but at least a 20th and
+  at most a fifth of the run.
 
   Raises:
     UserError: there are too few images.
   """
   if num_images < 2:
     raise UserError(f'examples: expected at least 2 training images, got {num_images}. Add images.')
-  batch_size = min(max(BATCHES[0], 2 ** int(math.log2(max(1, num_images / 8)))), BATCHES[1], num_images)
+  batch_size, steps = fitted(num_images, batches=BATCHES, epochs=EPOCHS, steps=STEPS)
   an_epoch = num_images / batch_size
-  steps = min(max(STEPS[0], round(EPOCHS * an_epoch)), STEPS[1])
   every = min(max(round(an_epoch), round(steps / 20)), round(steps / 5))
   return Scale(batch_size, steps, '10 %', .01, f'{every} steps', f'{min(50, every)} steps')
+
+
+def fitted(num_images: int, *, batches: tuple[int, int], epochs: int, steps: tuple[int, int]) -> tuple[int, int]:
+  """Returns the batch size and the number of steps for a training set.
+
+  The batch size is the largest power of two that is at most an eighth of the set, within `batches`, and at most the
+  complete set. The length is `epochs`, within `steps`.
+  """
+  batch_size = min(max(batches[0], 2 ** int(math.log2(max(1, num_images / 8)))), batches[1], num_images)
+  return batch_size, min(max(steps[0], round(epochs * num_images / batch_size)), steps[1])
 
 
 @dataclasses.dataclass(frozen=True)

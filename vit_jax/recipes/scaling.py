@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
-from vit_jax.recipes import published, transfer
+from vit_jax.recipes import published, studies, transfer
 
 COMPUTE, ACCURACY, ERROR, FAMILY = 'exaFLOPs', 'top-1 %', 'error %', 'family'
 FRONTIER = 'frontier'
@@ -30,10 +30,9 @@ _REFINED = 60  # halvings of the interval of exponents around the best of the gr
 
 
 class Run(NamedTuple):
-  """A network, the length of its pre-training in epochs of JFT-300M, and its learning rate."""
+  """A network, and the length of its pre-training in epochs of JFT-300M."""
   model: str
   epochs: int
-  rate: float
 
   @property
   def name(self) -> str:
@@ -83,7 +82,7 @@ def points(results: s.Results, runs: Sequence[Run]) -> dict[Run, tuple[float, fl
     result = results.get(run.name)
     if result is None:
       continue
-    tuned = list(transfer.final_scores(results, 'imagenet2012', prefix=run.prefix).values())
+    tuned = list(studies.scores(results, 'imagenet2012', run.prefix).values())
     own = [100 * result.headline] if result.headline is not None else []
     if accuracy := tuned or own:
       found[run] = result.exaflops, statistics.fmean(accuracy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from vit_jax.config import schema
@@ -65,6 +65,53 @@ def best(results: schema.Results, names: Iterable[str]) -> str:
     raise UserError(f'results: expected at least one finished run with an evaluation among {", ".join(wanted)}, got '
                     'none. Start the study again, to repeat the runs that failed.')
   return max(known, key=lambda name: known[name])
+
+
+class Grid(NamedTuple):
+  """What is tried for each task before its final runs; a task with one point has nothing to try.
+
+  Runs are named `{prefix}{task}_{point}` and `{prefix}{task}_seed{seed}`, with `-` for `/` in the task.
+
+  build: makes the run of a task, a point and a phase: `final`, or `tune`, which evaluates on held-out examples.
+  points: by task and name. A point of None has its numbers from elsewhere.
+  """
+  build: Callable[[str, Point | None, str], schema.Config]
+  points: Mapping[str, Mapping[str, Point | None]]
+  prefix: str = ''
+
+  def tunings(self) -> dict[str, schema.Config]:
+    """Returns the runs that choose, by name."""
+    return {f'{self.prefix}{key(task)}_{name}': self.build(task, point, 'tune')
+            for task, points in self.points.items() for name, point in points.items()}
+
+  def finals(self, results: schema.Results, seeds: int) -> dict[str, schema.Config]:
+    """Returns the final runs of each task that has one point, or a result to choose the best point by."""
+    found: dict[str, schema.Config] = {}
+    for task, points in self.points.items():
+      tried = {f'{self.prefix}{key(task)}_{name}': point for name, point in points.items()}
+      if len(tried) == 1 or tried.keys() & results.keys():
+        point = tried[best(results, tried) if len(tried) > 1 else next(iter(tried))]
+        config = self.build(task, point, 'final')
+        found |= {f'{self.prefix}{key(task)}_seed{seed}': dataclasses.replace(config, seed=seed)
+                  for seed in range(seeds)}
+    return found
+
+
+def key(task: str) -> str:
+  """Returns the task as it stands in names of runs, which are names of directories."""
+  return task.replace('/', '-')
+
+
+def scores(results: schema.Results, task: str, prefix: str = '') -> dict[str, float]:
+  """Returns the accuracies in % of the final runs of a task by seed."""
+  start = f'{prefix}{key(task)}_seed'
+  return {name.removeprefix(start): 100 * result.headline for name, result in results.items()
+          if name.startswith(start) and result.headline is not None}
+
+
+def seeds(default: int, most: int = 20) -> tuple[str, ...]:
+  """Returns the known values of an argument for the number of seeds, the default first."""
+  return tuple(dict.fromkeys(map(str, (default, *range(1, most + 1)))))
 
 
 class Spread(NamedTuple):

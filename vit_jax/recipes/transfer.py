@@ -67,26 +67,14 @@ def build(name: str, dataset: str, *, phase: str, point: Point | None, px: int, 
   return dataclasses.replace(config, evals={**config.evals, 'real': labels})
 
 
-def tunings(name: str, datasets: Sequence[str], *, px: int, prefix: str = '',
-            init_from: str = '') -> dict[str, s.Config]:
-  """Returns the runs that choose for each dataset, named `{prefix}{dataset}_{candidate}`.
+def grid(name: str, datasets: Sequence[str], *, px: int, real: str, prefix: str = '',
+         init_from: str = '') -> studies.Grid:
+  """Returns what is tried for a network on some datasets; with `init_from` '', the setting of the run stays."""
+  def one(dataset: str, point: Point | None, phase: str) -> s.Config:
+    config = build(name, dataset, phase=phase, point=point, px=px, real=real)
+    return dataclasses.replace(config, init_from=init_from or config.init_from)
 
-  With `init_from` '', the setting of the run stays.
-  """
-  return _init({f'{prefix}{dataset}_{key}': build(name, dataset, phase='tune', point=point, px=px, real='no')
-                for dataset in datasets for key, point in candidates(name, dataset).items()}, init_from)
-
-
-def finals(name: str, datasets: Sequence[str], results: s.Results, *, px: int, real: str, seeds: int,
-           prefix: str = '', init_from: str = '') -> dict[str, s.Config]:
-  """Returns the final runs of each dataset that has a run to choose by, named `{prefix}{dataset}_seed{seed}`."""
-  found: dict[str, s.Config] = {}
-  for dataset in datasets:
-    tried = {f'{prefix}{dataset}_{key}': point for key, point in candidates(name, dataset).items()}
-    if any(run in results for run in tried):
-      config = build(name, dataset, phase='final', point=tried[studies.best(results, tried)], px=px, real=real)
-      found |= {f'{prefix}{dataset}_seed{seed}': dataclasses.replace(config, seed=seed) for seed in range(seeds)}
-  return _init(found, init_from)
+  return studies.Grid(one, {dataset: candidates(name, dataset) for dataset in datasets}, prefix)
 
 
 def stages(pretrained: Mapping[str, str], datasets: Sequence[str], *, px: int, real: str,
@@ -100,26 +88,23 @@ def stages(pretrained: Mapping[str, str], datasets: Sequence[str], *, px: int, r
     real: as of `build`.
     seeds: final runs of each.
   """
+  def grids(results: s.Results) -> list[studies.Grid]:
+    return [grid(model, datasets, px=px, real=real, prefix=f'{run}_', init_from=results[run].workdir)
+            for run, model in pretrained.items() if run in results]
+
   def tune(results: s.Results) -> dict[str, s.Config]:
-    return {name: config for run, model in pretrained.items() if run in results for name, config in tunings(
-        model, datasets, px=px, prefix=f'{run}_', init_from=results[run].workdir).items()}
+    return {name: config for one in grids(results) for name, config in one.tunings().items()}
 
   def final(results: s.Results) -> dict[str, s.Config]:
-    return {name: config for run, model in pretrained.items() if run in results for name, config in finals(
-        model, datasets, results, px=px, real=real, seeds=seeds, prefix=f'{run}_',
-        init_from=results[run].workdir).items()}
+    return {name: config for one in grids(results) for name, config in one.finals(results, seeds).items()}
 
   return tune, final
-
-
-def _init(runs: dict[str, s.Config], init_from: str) -> dict[str, s.Config]:
-  return {name: dataclasses.replace(run, init_from=init_from or run.init_from) for name, run in runs.items()}
 
 
 def rows(results: s.Results, name: str, datasets: Sequence[str], tasks: Sequence[str]) -> list[s.Row]:
   """Returns Table 2: our accuracies, how they came about, and the published columns."""
   ours: dict[str, list[float]] = {REAL: real_scores(results)}
-  ours |= {ROWS[dataset]: list(final_scores(results, dataset).values()) for dataset in datasets}
+  ours |= {ROWS[dataset]: list(studies.scores(results, dataset).values()) for dataset in datasets}
   ours[VTAB], num_tasks = vtab.mean(
       {run.removeprefix(VTAB_PREFIX): one for run, one in results.items() if run.startswith(VTAB_PREFIX)}, tasks)
   notes = {VTAB: f'{num_tasks} of {len(vtab.TASKS)} tasks' if num_tasks else '', COST: 'of pre-training'}
@@ -144,12 +129,6 @@ def _table_5(name: str, label: str) -> s.Row:
   return found
 
 
-def final_scores(results: s.Results, dataset: str, *, prefix: str = '') -> dict[str, float]:
-  """Returns the accuracies of the final runs on a set by name, in per cent."""
-  return {name: 100 * result.headline for name, result in results.items()
-          if name.startswith(f'{prefix}{dataset}_seed') and result.headline is not None}
-
-
 def real_scores(results: s.Results, *, prefix: str = '') -> list[float]:
   """Returns the ReaL accuracies of the final runs on ImageNet, of the weights that ImageNet is quoted for."""
   found = []
@@ -165,6 +144,6 @@ def accuracies(results: s.Results, datasets: Sequence[str], *, prefix: str = '')
 
   Keys are the names of `published.TRANSFER_SETS`.
   """
-  values = {ROWS[dataset]: list(final_scores(results, dataset, prefix=prefix).values()) for dataset in datasets}
+  values = {ROWS[dataset]: list(studies.scores(results, dataset, prefix).values()) for dataset in datasets}
   values[REAL] = real_scores(results, prefix=prefix)
   return {name: statistics.fmean(values[name]) for name in published.TRANSFER_SETS if values.get(name)}

@@ -5,15 +5,12 @@ chooses by val200 (AugReg, 2106.10270). Final runs train on train800val200 and a
 """
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from vit_jax.config import schema as s
-from vit_jax.core.errors import UserError
 from vit_jax.recipes import published, studies
-from vit_jax.recipes.studies import Point
 
 GROUPS = ('natural', 'specialized', 'structured')
 TASKS: dict[str, tuple[str, int]] = {  # group and classes
@@ -25,8 +22,6 @@ TASKS: dict[str, tuple[str, int]] = {  # group and classes
     'kitti/distance': ('structured', 4), 'dsprites/x_position': ('structured', 16),
     'dsprites/orientation': ('structured', 16), 'smallnorb/azimuth': ('structured', 18),
     'smallnorb/elevation': ('structured', 9)}
-Build = Callable[[str, Point, str], s.Config]
-"""Makes the run of a task, a point and a phase: `final`, or `tune` for choosing by val200."""
 
 
 def choose(text: str) -> tuple[str, ...]:
@@ -38,52 +33,13 @@ def choose(text: str) -> tuple[str, ...]:
   return studies.choose('tasks', text, TASKS)
 
 
-def key(task: str) -> str:
-  """Returns the task as it stands in names of runs, which are names of directories."""
-  return task.replace('/', '-')
-
-
-def tunings(build: Build, tasks: Iterable[str], grid: Sequence[Point]) -> dict[str, s.Config]:
-  """Returns the runs that choose, by name."""
-  return {f'{key(task)}_{point.name}': build(task, point, 'tune') for task in tasks for point in grid}
-
-
-def finals(build: Build, tasks: Iterable[str], results: s.Results, points: Sequence[Point], *,
-           seeds: int) -> dict[str, s.Config]:
-  """Returns the final runs by name.
-
-  A task has the only point, or the best of several points if there is a result to choose by.
-
-  Raises:
-    UserError: no task has one.
-  """
-  found: dict[str, s.Config] = {}
-  for task in tasks:
-    names = {f'{key(task)}_{point.name}': point for point in points}
-    if len(points) > 1 and not any(name in results for name in names):
-      continue
-    point = names[studies.best(results, names)] if len(points) > 1 else points[0]
-    config = build(task, point, 'final')
-    found |= {f'{key(task)}_seed{seed}': dataclasses.replace(config, seed=seed) for seed in range(seeds)}
-  if not found:
-    raise UserError('results: expected at least one finished run to choose by, got none. '
-                    'Start the study again, to repeat the runs that failed.')
-  return found
-
-
-def scores(results: s.Results, task: str) -> dict[str, float]:
-  """Returns the accuracies of the final runs of a task by seed, in per cent."""
-  prefix = f'{key(task)}_seed'
-  return {name.removeprefix(prefix): 100 * result.headline for name, result in results.items()
-          if name.startswith(prefix) and result.headline is not None}
-
-
 def rows(results: s.Results, tasks: Sequence[str]) -> list[s.Row]:
   """Returns a row for each task, then the plain means of each group and of all tasks, beside Table 9.
 
   Means have the deviation over seeds.
   """
-  found = [_row(task, TASKS[task][0], list(scores(results, task).values())) | _table_9([task]) for task in tasks]
+  found = [_row(task, TASKS[task][0], list(studies.scores(results, task).values())) | _table_9([task])
+           for task in tasks]
   for group in GROUPS:
     if members := [task for task in tasks if TASKS[task][0] == group]:
       found.append(_mean(results, f'mean of {group}', group, members, of=sum(g == group for g, _ in TASKS.values())))
@@ -96,7 +52,7 @@ def mean(results: s.Results, tasks: Sequence[str]) -> tuple[list[float], int]:
 
   Only seeds that have every measured task count.
   """
-  known = [one for one in (scores(results, task) for task in tasks) if one]
+  known = [one for one in (studies.scores(results, task) for task in tasks) if one]
   seeds = [seed for seed in known[0] if all(seed in one for one in known)] if known else []
   return [statistics.fmean(one[seed] for one in known) for seed in seeds], len(known)
 
@@ -104,7 +60,8 @@ def mean(results: s.Results, tasks: Sequence[str]) -> tuple[list[float], int]:
 def _mean(results: s.Results, name: str, group: str, tasks: Sequence[str], *, of: int) -> s.Row:
   values, num = mean(results, tasks)
   row = _row(name, group, values)
-  return {**row, 'tasks': f'{num} of {of}', **_table_9([task for task in tasks if scores(results, task)] or tasks)}
+  measured = [task for task in tasks if studies.scores(results, task)]
+  return {**row, 'tasks': f'{num} of {of}', **_table_9(measured or tasks)}
 
 
 def _table_9(tasks: Sequence[str]) -> s.Row:
