@@ -22,6 +22,7 @@ from vit_jax.weights.families import (
     dinov3,
     efficientnet,
     mixer,
+    mmpretrain,
     timm,
     tips,
     transformers,
@@ -41,7 +42,7 @@ TABLES = {  # all, those of both kinds of ViTs of timm without the names that on
     'big_vision': big_vision.TABLE, 'mixer': mixer.FLAX, 'tips': tips.MLP, 'tips swiglu': tips.SWIGLU,
     'transformers vit': transformers.VIT, 'transformers dino': transformers.DINO,
     'transformers swiglu': transformers.DINO_SWIGLU, 'clip': clip.TRANSFORMERS, 'dinov3': dinov3.TRANSFORMERS,
-    'aimv2': aimv2.TRANSFORMERS}
+    'aimv2': aimv2.TRANSFORMERS, 'mmpretrain': mmpretrain.TABLE}
 
 
 def every_path() -> set[str]:

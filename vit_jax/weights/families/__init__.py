@@ -18,6 +18,7 @@ from vit_jax.weights.families import (
     ijepa,
     mae,
     mixer,
+    mmpretrain,
     moco,
     naflex,
     pe,
@@ -31,4 +32,4 @@ from vit_jax.weights.families import (
 
 FAMILIES = tuple(module.FAMILY for module in (
     vision_transformer, mixer, bit, efficientnet, big_vision, deit, clip, aimv2, pe, siglip, dinov3, rope_vit, eva02,
-    mae, dino, tips, dinov2, ijepa, moco, naflex, torchvision, vit))
+    mae, dino, tips, dinov2, ijepa, moco, naflex, torchvision, mmpretrain, vit))
