@@ -16,17 +16,14 @@ from vit_jax.models import backbones
 from vit_jax.weights import network, paths, tables
 from vit_jax.weights.families import (
     aimv2,
-    big_vision,
-    bit,
     clip,
     dinov3,
-    efficientnet,
-    mixer,
+    flax,
     mmpretrain,
+    rivals,
     timm,
     tips,
     transformers,
-    vision_transformer,
 )
 
 LAYERS = {'positions.at': PositionsAt.LAYERS}
@@ -37,9 +34,10 @@ VITS = [{}, {'pool.distillation': True, 'registers': 1, 'block.layer_scale': .1,
         {'stem': schema.ConvStem()}, {'norm_before': True, 'stem.norm': True, 'attention.inner_norm': True,
                                       'mlp.inner_norm': True}]
 TABLES = {  # all, those of both kinds of ViTs of timm without the names that only other files have
-    'timm': timm.TABLE, 'timm packed': timm.PACKED, 'timm mixer': mixer.TIMM, 'timm bit': bit.TIMM,
-    'efficientnet': efficientnet.TABLE, 'bit': bit.TABLE, 'vision_transformer': vision_transformer.TABLE,
-    'big_vision': big_vision.TABLE, 'mixer': mixer.FLAX, 'tips': tips.MLP, 'tips swiglu': tips.SWIGLU,
+    'timm': timm.TABLE, 'timm packed': timm.PACKED, 'timm mixer': rivals.MIXER_TIMM, 'timm bit': rivals.BIT_TIMM,
+    'efficientnet': rivals.EFFICIENTNET_NAMES, 'bit': rivals.BIT_NAMES,
+    'vision_transformer': flax.VISION_TRANSFORMER_NAMES, 'big_vision': flax.BIG_VISION_NAMES,
+    'mixer': rivals.MIXER_FLAX, 'tips': tips.MLP, 'tips swiglu': tips.SWIGLU,
     'transformers vit': transformers.VIT, 'transformers dino': transformers.DINO,
     'transformers swiglu': transformers.DINO_SWIGLU, 'clip': clip.TRANSFORMERS, 'dinov3': dinov3.TRANSFORMERS,
     'aimv2': aimv2.TRANSFORMERS, 'mmpretrain': mmpretrain.TABLE}
