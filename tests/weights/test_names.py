@@ -13,7 +13,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import PositionsAt
 from vit_jax.core import trees
 from vit_jax.models import backbones
-from vit_jax.weights import network, paths, tables
+from vit_jax.weights import network, tables
 from vit_jax.weights.families import (
     aimv2,
     clip,
@@ -60,8 +60,8 @@ def every_path() -> set[str]:
 @pytest.mark.slow(reason='4 s: traces every family')
 def test_the_list_of_path_names_is_complete_and_has_no_others() -> None:
   found = every_path()
-  unlisted = sorted(name for name in found if not any(re.fullmatch(pattern, name) for pattern in paths.PATHS))
-  idle = sorted(pattern for pattern in paths.PATHS if not any(re.fullmatch(pattern, name) for name in found))
+  unlisted = sorted(name for name in found if not any(re.fullmatch(pattern, name) for pattern in tables.PATHS))
+  idle = sorted(pattern for pattern in tables.PATHS if not any(re.fullmatch(pattern, name) for name in found))
   assert unlisted == [] and idle == []
 
 
@@ -70,7 +70,7 @@ def test_tables_name_only_paths_of_the_list_each_once(table: str) -> None:
   entries = TABLES[table]
   ours = [entry.ours.format(s=1, u=1, t=2) for entry in entries]
   assert len(set(ours)) == len(ours) and len({(e.theirs, e.part) for e in entries}) == len(entries)
-  assert [name for name in ours if not any(re.fullmatch(pattern, name) for pattern in paths.PATHS)] == []
+  assert [name for name in ours if not any(re.fullmatch(pattern, name) for pattern in tables.PATHS)] == []
 
 
 @pytest.mark.parametrize('layout', ['SAME', 'DENSE', 'CONV', 'VECTOR', 'POINT', 'POINT_CONV'])

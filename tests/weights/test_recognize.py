@@ -13,7 +13,7 @@ from tests.weights import made
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
-from vit_jax.weights import infer, recognize, saving, tables
+from vit_jax.weights import recognize, saving, tables
 
 Tensors = dict[str, np.ndarray]
 
@@ -26,7 +26,7 @@ def leaves(found: Tensors) -> Tensors:
   known = recognize.recognize(found)
   taken = tables.read(known.tensors, known.table)
   assert not taken.left and not taken.problems, (taken.left, taken.problems)
-  return infer.with_heads(taken.leaves, heads=4, decoder_heads=2)
+  return taken.leaves
 
 
 def assert_equal(a: Tensors, b: Tensors) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.weights import made, records_table
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.weights import files, known_weights, loading, preprocess, recognize, saving
+from vit_jax.weights import files, loading, preprocess, published, recognize, saving
 from vit_jax.weights.families import FAMILIES
 from vit_jax.weights.families.record import Clues
 
@@ -18,7 +18,7 @@ NEEDED = {'mean', 'std', 'geometry', 'interpolation', 'antialias', 'resize'}
 
 
 def test_every_name_of_weights_has_one_address_and_one_meaning() -> None:
-  assert sum(len(one.addresses) for one in FAMILIES) == len(known_weights.NAMES)
+  assert sum(len(one.addresses) for one in FAMILIES) == len(published.NAMES)
   for family in FAMILIES:
     for name in family.addresses:
       assert any(re.fullmatch(rule.pattern, name) for rule in family.published), name

@@ -18,8 +18,7 @@ from vit_jax.core.types import Params, PyTree
 from vit_jax.models import mixer
 from vit_jax.weights import resize, tables
 from vit_jax.weights.infer import Leaves
-from vit_jax.weights.network import Weights, describe, setting
-from vit_jax.weights.report import Line, Report
+from vit_jax.weights.network import Line, Report, Weights, describe, setting
 
 BACKBONE, POSITIONS, STEM = 'backbone/', 'backbone/positions', 'backbone/stem/kernel'
 NORM = 'backbone/norm/'

@@ -17,7 +17,7 @@ from typing import Any
 from vit_jax.core import documents, failures, hub
 from vit_jax.core.address import check as check_address
 from vit_jax.core.errors import UserError, is_redacted
-from vit_jax.weights import download, files, known_weights
+from vit_jax.weights import download, files, published
 from vit_jax.weights.download import Opener, open_address
 
 STORAGE = 'https://storage.googleapis.com'
@@ -69,9 +69,9 @@ def local(where: str, *, opener: Opener = open_address, offline: bool = False) -
     case 'hf':
       return _model(rest, offline)
     case '':
-      if known := known_weights.address(where):
+      if known := published.address(where):
         return local(known, opener=opener, offline=offline)
-  near = known_weights.nearest(where)
+  near = published.nearest(where)
   raise NoWeights(f'{where}: expected weights as a path, gs://…, https://…, hf://OWNER/NAME or a known name '
                   '(ViT-B_16-i21k, timm/vit_…, or the name of an AugReg file), got a path where there is no file or '
                   'folder.' + (f' Did you mean {" or ".join(near)}?' if near else
@@ -88,7 +88,7 @@ def exists(where: str | pathlib.Path) -> bool:
 
 def is_remote(where: str) -> bool:
   """Whether weights are an address, or a known name, which stands for one."""
-  return '://' in where or bool(known_weights.address(where))
+  return '://' in where or bool(published.address(where))
 
 
 def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
@@ -165,7 +165,7 @@ def fetch_tokenizer(where: str, names: Sequence[str]) -> None:
   Raises:
     UserError: a download failed.
   """
-  scheme, _, rest = (known_weights.address(where) or where).partition('://')
+  scheme, _, rest = (published.address(where) or where).partition('://')
   if scheme != 'hf':
     return
   repository, _ = hub.parse(rest)

@@ -22,7 +22,7 @@ from vit_jax.core.failures import Damaged
 from vit_jax.data.labels import imagenet
 from vit_jax.models import cost
 from vit_jax.record import checkpoint_files, reader
-from vit_jax.weights import addresses, catalog, known_weights
+from vit_jax.weights import addresses, catalog, published
 from vit_jax.weights.network import Weights, setting
 
 _OURS = re.compile(r'<!-- card written by vit-jax, SHA-256 of the lines above: ([0-9a-f]{64}) -->\n?\Z')
@@ -185,7 +185,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def find_license(source: str) -> str:
   """The license of weights by their known name, or by the card or config in their folder; '' if it is not known."""
-  if source.removesuffix('.npz') in known_weights.NAMES:
+  if source.removesuffix('.npz') in published.NAMES:
     name = source.removesuffix('.npz')
     return next(one.license for one in catalog.list_weights(name) if one.name == name)
   try:

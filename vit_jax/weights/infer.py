@@ -252,30 +252,18 @@ def decoder(leaves: Leaves, hints: Hints) -> schema.Mae | None:
   return schema.Mae(decoder_width=width, decoder_depth=depth, decoder_heads=heads)
 
 
-def with_heads(leaves: Leaves, *, heads: int, decoder_heads: int, pool_heads: int = 0) -> Leaves:
-  """Returns the leaves with all attention kernels split into heads, `[…, D, A, K]`; split kernels stay unchanged.
+def fitted(leaves: Leaves, shapes: Mapping[str, Any]) -> Leaves:
+  """Returns the leaves with attention split into heads, `[…, D, A, K]`, where the network has it so and a file has not.
 
-  Raises:
-    UserError: a kernel cannot be split into this number of heads.
+  `shapes` are those of the network. A leaf that is not its matrix with joined heads stays as it is.
   """
-  found = {}
+  found = dict(leaves)
   for name, leaf in leaves.items():
-    count = decoder_heads if name.startswith('decoder/') else heads
-    count = pool_heads if pool_heads and name.startswith('backbone/pool/') else count
-    place = re.fullmatch(r'(.*/)?attn/(query|key|value|out)/(kernel|bias)', name)
-    lead = 1 if '/blocks/' in name else 0
-    if not count:  # there is no such network: its tensors are reported as unused
-      place = None
-    is_out = bool(place and place[2] == 'out')
-    if place and place[3] == 'kernel' and leaf.ndim == lead + 2 and (width := leaf.shape[-2 if is_out else -1]) % count:
-      raise UserError(f'--model=heads: expected a divisor of the {width} channels of {name}, got {count}. Set another.')
-    if place and not is_out and leaf.ndim == lead + 1 and leaf.shape[-1] % count:
-      raise UserError(f'{count} heads do not divide the {leaf.shape[-1]} channels of {name}')
-    if place and not is_out and leaf.ndim == lead + (2 if place[3] == 'kernel' else 1):
-      leaf = leaf.reshape(*leaf.shape[:-1], count, leaf.shape[-1] // count)
-    elif is_out and place and place[3] == 'kernel' and leaf.ndim == lead + 2:
-      leaf = leaf.reshape(*leaf.shape[:-2], count, leaf.shape[-2] // count, leaf.shape[-1])
-    found[name] = leaf
+    shape = shapes[name].shape if name in shapes else leaf.shape
+    joined = [(*shape[:at], shape[at] * shape[at + 1], *shape[at + 2:]) for at in range(len(shape) - 3, len(shape) - 1)
+              if at >= 0]
+    if re.search(r'(^|/)attn/(query|key|value|out)/(kernel|bias)$', name) and leaf.shape in joined:
+      found[name] = leaf.reshape(shape)
   return found
 
 

@@ -18,8 +18,8 @@ from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
 from vit_jax.weights import loading
 from vit_jax.weights import preprocess as preprocessing
+from vit_jax.weights.hints import AS_FOUND, Reading
 from vit_jax.weights.network import Weights
-from vit_jax.weights.reading import AS_FOUND, Reading
 
 SIGMOID = 'Each probability is the sigmoid of one class alone, as in training; they need not add up to 1.'
 

@@ -23,7 +23,6 @@ from vit_jax.models.mae_decoder import Decoder
 from vit_jax.weights import (
   addresses,
   branches,
-  catalog,
   files,
   grids,
   infer,
@@ -41,9 +40,8 @@ from vit_jax.weights import preprocess as preparing
 from vit_jax.weights.families.record import Clues
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.infer import Leaves
-from vit_jax.weights.network import Weights, describe, position_resize, setting
-from vit_jax.weights.preprocess import Preprocess
-from vit_jax.weights.report import Line, Report
+from vit_jax.weights.network import Line, Report, Weights, describe, position_resize
+from vit_jax.weights.preprocess import Known, Preprocess
 
 
 def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', first: str = '',
@@ -124,41 +122,42 @@ def _of_tensors(content: files.Content, path: pathlib.Path, where: str, explicit
   sidecar, known = sidecars.read(path), recognize.recognize(content.tensors)
   named = published.find((sidecar.architecture, str(path), where))
   found = tables.read(known.tensors, known.table)
-  named = named.applied(known.family, found.leaves.get('backbone/blocks/norm1/scale', np.zeros(1)).shape[-1])
+  named_hints = named.hints.of_width(found.leaves.get('backbone/blocks/norm1/scale', np.zeros(1)).shape[-1])
+  if known.family in ('vision_transformer', 'big_vision', 'bit'):  # files of programs that have these settings
+    named_hints = Hints()
   given_px = hints.image_px
-  hints = hints.with_fallback(sidecar.hints).with_fallback(named.hints._replace(position_resize=None))
+  hints = hints.with_fallback(sidecar.hints).with_fallback(named_hints._replace(position_resize=None))
   has_gelu = hints.gelu is not None
   hints = hints.with_fallback(known.hints).with_fallback(Hints(
-      position_resize=resize.convention(known.family, named.hints.position_resize,
+      position_resize=resize.convention(known.family, named_hints.position_resize,
                                         has_registers='backbone/registers' in found.leaves),
-      pool=infer.pool_of_timm(sidecar.pool or named.pool, found.leaves)))
+      pool=infer.pool_of_timm(hints.timm_pool, found.leaves)))
   _check_all_used(found, content.path)
   _check_rgb(found.leaves)
   model = infer.model(found.leaves, hints)
   said = (sidecar.architecture, path.name, where)
-  clues = Clues(tuple(one.rpartition('/')[2].lower() for one in said), sidecar != sidecars.Sidecar(), has_gelu)
+  clues = Clues(tuple(one.rpartition('/')[2].lower() for one in said), sidecar != Known(), has_gelu)
   unsure = [*known.warn(model, clues), *_fixed_positions(model, found.leaves, known.family),
             *_guessed_pool(model, found.leaves, hints)]
   decoder = infer.decoder(found.leaves, hints)
-  leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
-                            decoder_heads=decoder.decoder_heads if decoder else 0,
-                            pool_heads=setting(model, 'pool.heads') or 0)
-  leaves = rotary.reordered(leaves, rotary.order(model))
   named_px = [rule.values['image_px'] for rule in named.rules if 'image_px' in rule.values]
   known_px = [*([hints.image_px] if hints.image_px else []), *named_px]
-  leaves, lines, own_px, assumed = grids.place(leaves, model, grids.Sizes(given_px, tuple(known_px)), known.first)
+  leaves, lines, own_px, assumed = grids.place(found.leaves, model, grids.Sizes(given_px, tuple(known_px)), known.first)
   head, num_classes = _head(leaves)
   if isinstance(model, schema.EfficientNet) and not hints.image_px:
     hints = hints._replace(image_px=infer.efficientnet_px(model))
   image_px = own_px or hints.image_px or (224, 224)
-  _check_complete(leaves, expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves))
+  wanted = expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves)
+  leaves = infer.fitted(leaves, trees.flatten(wanted))
+  _check_complete(leaves, wanted)
+  leaves = rotary.reordered(leaves, rotary.order(model))
   rules = [*explicit, *sidecar.rules, *named.rules]
   rules += [preparing.PreprocessRule('its size', {'image_px': hints.image_px})] if hints.image_px else []
   decided, warnings = preparing.decide(rules, usual=recognize.usual(known.family), own_px=own_px)
   names, more = _names(sidecar.class_names, num_classes)
   taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
   notes = tuple(filter(None, [
-      _network_note(content), assumed, catalog.terms(where), infer.pool_note(model, hints)]))
+      _network_note(content), assumed, published.terms(where), infer.pool_note(model, hints)]))
   beside = [Line(name, 'dropped', f'beside the network {content.path} of the file') for name in content.beside]
   report = Report((*taken, *lines, *known.dropped, *beside), notes,
                   (*warnings, *unsure, *more, *_unusable_values(leaves)))

@@ -27,8 +27,7 @@ from vit_jax.weights.families import text as text_towers
 from vit_jax.weights.families.record import Tensors
 from vit_jax.weights.families.text import Found
 from vit_jax.weights.hints import EPSILON, MOST_HEADS
-from vit_jax.weights.network import Weights
-from vit_jax.weights.report import Line, Report
+from vit_jax.weights.network import Line, Report, Weights
 
 TIPS_SCALE = 1 / 0.005065968260169029  # transformers' Tipsv2Config, for files without a temperature
 TIPS_LENGTH = 64  # its positions are not in the file
@@ -162,17 +161,17 @@ def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, image: Weights
                                *tables.listed(match.left)]))
   config = _config(path)
   tower = _tower(match.leaves, found, config, image)
-  leaves = infer.with_heads(match.leaves, heads=tower.heads, decoder_heads=0)
-  params = trees.unflatten({name.removeprefix('text/'): x for name, x in leaves.items()})
-  if differences := trees.difference(params, jax.eval_shape(tower.init, jax.random.key(0)), found_name='the file',
-                                     wanted_name='the network'):
+  leaves = {name.removeprefix('text/'): x for name, x in match.leaves.items()}
+  wanted = jax.eval_shape(tower.init, jax.random.key(0))
+  params = trees.unflatten(infer.fitted(leaves, trees.flatten(wanted)))
+  if differences := trees.difference(params, wanted, found_name='the file', wanted_name='the network'):
     raise UserError('the tensors do not make a complete network:\n' + '\n'.join(
         tables.listed(line.strip() for line in differences.splitlines())))
   _check_width(tower, image)
   scale = found.scale if found.scale is not None else TIPS_SCALE if found.family == tokenizer.TIPS else None
   if scale is None:
     raise UserError('expected a scale of the logits, got none. Use the complete file of the model.')
-  report = Report((*(Line(name, 'taken') for name in leaves), *found.dropped), (), ())
+  report = Report((*(Line(name, 'taken') for name in match.leaves), *found.dropped), (), ())
   return TextWeights(tower, params, found.family, scale, found.bias or 0., found.is_sigmoid, path.parent, where, report)
 
 

@@ -25,7 +25,7 @@ _DROPS = {
 def prepare(tensors: Tensors) -> Recognized:
   """Returns the tensors without the prefixes and the state of training."""
   kept, dropped = dropping(tensors, _DROPS)
-  return Recognized('', (), renamed(kept, (r'^opt/target/', ''), (r'^params/(img/)?', '')), dropped, Hints())
+  return Recognized('', renamed(kept, (r'^opt/target/', ''), (r'^params/(img/)?', '')), dropped)
 
 
 def with_blocks(tensors: Tensors, *rules: tuple[str, str]) -> Changed:

@@ -15,8 +15,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.models.vit.positions import sincos2d_mae
 from vit_jax.weights.grids import TOKENS
 from vit_jax.weights.hints import Hints
-from vit_jax.weights.network import Weights
-from vit_jax.weights.report import Line
+from vit_jax.weights.network import Line, Weights
 from vit_jax.weights.tables import Table
 
 Tensors = dict[str, HostArray]
@@ -159,17 +158,17 @@ class Family(NamedTuple):
 
 
 class Recognized(NamedTuple):
-  """A file's tensors under the names of its family's table.
+  """A file's tensors under the names of its program and, if it has a table, of its family.
 
-  family: of the report, as `Files.label` says.
+  family: of the report, as `Files.label` says; '' = that of the family.
   hints: defaults of the family, which sidecars of the file and `--model` override.
   warn, first: as in `Files`.
   """
   family: str
-  table: Table
   tensors: Tensors
-  dropped: tuple[Line, ...]
-  hints: Hints
+  dropped: tuple[Line, ...] = ()
+  table: Table = ()
+  hints: Hints = Hints()
   warn: Callable[[schema.Model, Clues], list[str]] = unambiguous
   first: tuple[str, ...] = (TOKENS,)
 

@@ -125,7 +125,7 @@ def prepare(tensors: Tensors, families: Iterable[Family]) -> Recognized:
   for family in families:
     kept, more = family.to_timm(kept)
     lines += more
-  return Recognized('timm' if before <= {*kept, 'head.bias'} else '', (), kept, lines, Hints())
+  return Recognized('timm' if before <= {*kept, 'head.bias'} else '', kept, lines)
 
 
 def vit(found: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], Hints] = HINTS, *, label: str = '',
