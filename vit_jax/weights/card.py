@@ -70,7 +70,10 @@ def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: b
            '## License',
            f'{license}, as stated by the publisher.' if is_stated else
            f'{license}, the license of the source. Check it there.' if license else 'Not stated by the source.',
-           '## Measured accuracy', _accuracy(metrics, weights.step)]
+           '## Measured accuracy',
+           'Not measured by this program. `vit-jax evaluate --weights=…` measures it.' if not metrics else
+           f'On `{metrics[0]}`, at step {weights.step} of training:\n\n' + _table(
+               ('metric', 'value'), [(one, f'{value:.4f}') for one, value in metrics[1].items()])]
   return '\n\n'.join(parts) + '\n'
 
 
@@ -169,14 +172,6 @@ def run_of(source: str) -> pathlib.Path:
   """Returns the run directory of a path that is one, or one of its checkpoints; for other weights, some path."""
   path = pathlib.Path(os.path.expanduser(source)).absolute()
   return path.parents[1] if path.parent.name == 'checkpoints' else path
-
-
-def _accuracy(metrics: tuple[str, Mapping[str, float]] | None, step: int) -> str:
-  if not metrics:
-    return 'Not measured by this program. `vit-jax evaluate --weights=…` measures it.'
-  dataset, numbers = metrics
-  return f'On `{dataset}`, at step {step} of training:\n\n' + _table(
-      ('metric', 'value'), [(name, f'{value:.4f}') for name, value in numbers.items()])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

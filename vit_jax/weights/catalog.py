@@ -61,17 +61,16 @@ def list_weights(pattern: str = '*', *, max_params: float = math.inf, family: st
            if globs.matches(name, pattern) or catalog.matches(published.rule(name)[1], pattern)]
   if not found:
     warnings.warn(f'list_weights: {globs.no_match(pattern, published.NAMES)} {others()}', stacklevel=2)
-  return [one for one in map(_entry, found) if one.parameters <= max_params and globs.matches(one.family, family)
+  entries = []
+  for name in found:
+    rule, model = published.rule(name)
+    whole = catalog.model(model, px=rule.px, num_classes=rule.num_classes, is_hidden=rule.is_hidden)
+    entries.append(KnownWeights(name, model, whole.family, whole.parameters, whole.flops, rule.px, rule.num_classes,
+                                rule.data, rule.source, rule.license, published.NAMES[name]))
+  return [one for one in entries if one.parameters <= max_params and globs.matches(one.family, family)
           and globs.matches(one.data, data) and globs.matches(one.license, license) and px in (0, one.px)]
 
 
 def others() -> str:
   """Returns a sentence on names that work and are not listed."""
   return f'Other names that work: {"; ".join(f"{names} ({what})" for names, what in PATTERNS)}.'
-
-
-def _entry(name: str) -> KnownWeights:
-  rule, model = published.rule(name)
-  whole = catalog.model(model, px=rule.px, num_classes=rule.num_classes, is_hidden=rule.is_hidden)
-  return KnownWeights(name, model, whole.family, whole.parameters, whole.flops, rule.px, rule.num_classes, rule.data,
-                      rule.source, rule.license, published.NAMES[name])

@@ -28,14 +28,19 @@ _SUFFIXES = r'\.(npz|safetensors|pth|pt|bin|msgpack)$'
 _GENERIC = re.compile(r'(model|pytorch_model|open_clip_(model|pytorch_model)|flax_model|adapter_model|weights|'
                       r'checkpoint)(-\d+-of-\d+)?')
 """Names of files that are named by their folder."""
-POOLS = ('token', 'avg', 'map')
 _LETTERS = {'tiny': 'Ti', 'small': 'S', 'base': 'B', 'large': 'L', 'huge': 'H', 's': 'S', 'b': 'B', 'l': 'L', 'g': 'g',
             'so': 'So400m'}
 _AUGREG = re.compile(r'(R_Ti|R26_S|R50_L|Ti|S|B|L)_\d+-i(1|21)k-\d+ep-lr_[\w.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+'
                      r'(--\w+-steps_\d+k-lr_[\d.]+-res_\d+)?')
 NAMES: dict[str, str] = {name: address for family in FAMILIES for name, address in family.addresses.items()}
 """Known names and their addresses."""
-_GEOMETRY = {one.value: one for one in Geometry}
+_IMAGES: dict[str, dict[str, Any]] = {
+    **NORMS, **{one.value: {'geometry': one} for one in Geometry},
+    **{one.value: {'interpolation': one} for one in Interpolation}, 'squash': {'resize': 0},
+    'no_antialias': {'antialias': False}}
+_NETWORKS: dict[str, dict[str, Any]] = {
+    **{one.value: {'gelu': one} for one in Gelu}, **{one: {'timm_pool': one} for one in ('token', 'avg', 'map')}}
+"""Words of the table that stand alone: of the preprocessing, and of `Hints`."""
 
 
 class Facts(NamedTuple):
@@ -220,25 +225,15 @@ def _facts(facts: Facts, words: Sequence[str]) -> Facts:
       'geometry': Geometry.TORCHVISION, 'interpolation': Interpolation.BICUBIC, 'antialias': True, **facts.values}
   for word in words:
     key, _, value = word.partition('=')
-    if word in NORMS:
-      values |= NORMS[word]
-    elif word in POOLS:
-      hints = hints._replace(timm_pool=word)
-    elif word in _GEOMETRY:
-      values['geometry'] = _GEOMETRY[word]
-    elif word in ('bilinear', 'bicubic', 'area'):
-      values['interpolation'] = Interpolation(word)
-    elif word in ('exact', 'tanh', 'quick'):
-      hints = hints._replace(gelu=Gelu(word))
-    elif word == 'squash':
-      values['resize'] = 0
+    if word in _IMAGES:
+      values |= _IMAGES[word]
+    elif word in _NETWORKS:
+      hints = hints._replace(**_NETWORKS[word])
     elif re.fullmatch(r'\d+(x\d+)?', word):
       height, _, width = word.partition('x')
       values['image_px'] = (int(height), int(width or height))
     elif re.fullmatch(r'\d\.\d+', word):
       values |= {'resize': float(word)} | ({'geometry': Geometry.HUGGINGFACE} if values.get('resize') == 0 else {})
-    elif word == 'no_antialias':
-      values['antialias'] = False
     elif word == 'no_norm':
       settings['last_norm'] = LastNorm.NONE
     elif key == 'heads':

@@ -64,12 +64,9 @@ def of_adapters(path: pathlib.Path) -> Known:
   Raises:
     UserError: a value is not as expected.
   """
-  return _from(path, _adapters)
-
-
-def _adapters(content: Field) -> Known:
-  return Known(rules=(PreprocessRule(ADAPTERS, _preprocess(content.part('preprocess'), 'resize')),),
-                 class_names=content.field('class_names').texts(MOST_CLASSES))
+  return _from(path, lambda content: Known(
+      rules=(PreprocessRule(ADAPTERS, _preprocess(content.part('preprocess'), 'resize')),),
+      class_names=content.field('class_names').texts(MOST_CLASSES)))
 
 
 def _preprocess(p: Field, resize: str) -> dict[str, Any]:
@@ -185,11 +182,7 @@ def _labels(c: Field) -> tuple[str, ...]:
 def _timm(c: Field) -> Known:
   """Parses `config.json` of timm, whose oldest files have the preprocessing beside the architecture."""
   cfg = c.part('pretrained_cfg') if 'pretrained_cfg' in c else c
-  values: dict[str, Any] = {name: cfg.field(name).numbers(3, *limits)
-                            for name, limits in (('mean', _MEAN), ('std', _STD)) if name in cfg}
-  values['geometry'] = Geometry.TORCHVISION
-  if cfg.field('interpolation', default='').text() in ('bilinear', 'bicubic'):
-    values |= {'interpolation': cfg.field('interpolation').choice(Interpolation), 'antialias': True}
+  values = {**_pixels(cfg), 'geometry': Geometry.TORCHVISION}
   part = cfg.field('crop_pct', default=1.).number(.01, 10.)
   if cfg.field('crop_mode', default='').text() == 'squash':
     values |= {'resize': 0} if part == 1. else {'resize': part, 'geometry': Geometry.HUGGINGFACE}
@@ -208,14 +201,20 @@ def _timm(c: Field) -> Known:
                  (PreprocessRule(_name(c), values),), _timm_labels(c), published.full_name(network, tag))
 
 
+def _pixels(c: Field) -> dict[str, Any]:
+  """Parses mean, deviation and filter as timm and open_clip have them."""
+  values: dict[str, Any] = {name: c.field(name).numbers(3, *limits)
+                            for name, limits in (('mean', _MEAN), ('std', _STD)) if name in c}
+  if c.field('interpolation', default='').text() in ('bilinear', 'bicubic'):
+    values |= {'interpolation': c.field('interpolation').choice(Interpolation), 'antialias': True}
+  return values
+
+
 def _open_clip(c: Field) -> Known:
   """Parses `open_clip_config.json`: the image tower, and the preprocessing that open_clip uses for it."""
   model, found = c.part('model_cfg'), c.part('preprocess_cfg')
   vision = model.part('vision_cfg')
-  values: dict[str, Any] = {name: found.field(name).numbers(3, *limits)
-                            for name, limits in (('mean', _MEAN), ('std', _STD)) if name in found}
-  if found.field('interpolation', default='').text() in ('bilinear', 'bicubic'):
-    values |= {'interpolation': found.field('interpolation').choice(Interpolation), 'antialias': True}
+  values = _pixels(found)
   mode = found.field('resize_mode', default='shortest').text()
   if mode in ('squash', 'shortest'):
     values |= {'geometry': Geometry.TORCHVISION, 'resize': 0 if mode == 'squash' else 1.}

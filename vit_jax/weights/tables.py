@@ -147,12 +147,10 @@ class Match(NamedTuple):
   """The result of applying a table to a file.
 
   leaves: our leaves by path name; attention kernels as the file splits their heads, or not.
-  origins: the file's names for each leaf.
   left: the file's names that match no entry.
   problems: tensors that cannot be combined, one sentence each.
   """
   leaves: dict[str, HostArray]
-  origins: dict[str, list[str]]
   left: list[str]
   problems: list[str]
 
@@ -195,7 +193,7 @@ def read(tensors: Tensors, table: Table) -> Match:
     problems += wrong
     if not wrong:
       leaves[name] = np.stack([parts[i] for i in range(len(parts))]) if _stack(name) else parts[0]
-  return Match(leaves, origins, left, problems)
+  return Match(leaves, left, problems)
 
 
 def check_whole(tensors: Tensors, quantized: Sequence[str]) -> None:
@@ -247,14 +245,11 @@ def _unlike(name: str, parts: Mapping[int, HostArray], origins: list[str], *, de
   """Returns the problems with the layers of one leaf."""
   missing = [i for i in range(depth) if i not in parts]
   shapes = [parts[i].shape for i in sorted(parts)]
-  odd = [f'{origin} gives {list(shape)}, others {list(_most(shapes))}, of {name}'
-         for origin, shape in zip(origins, shapes, strict=False) if shape != _most(shapes)]
+  usual = max(shapes, key=shapes.count)
+  odd = [f'{origin} gives {list(shape)}, others {list(usual)}, of {name}'
+         for origin, shape in zip(origins, shapes, strict=False) if shape != usual]
   layers = documents.joined(list(map(str, missing)), _MOST_LAYERS)
   return odd + ([f'{name}: there is nothing for layers {layers} of {depth}'] if missing else [])
-
-
-def _most(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-  return max(shapes, key=shapes.count)
 
 
 def _match(pattern: str, name: str) -> dict[str, int] | None:

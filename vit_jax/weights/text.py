@@ -75,25 +75,22 @@ def load(where: str, *, image: Weights) -> TextWeights:
   """
   path = addresses.local(where)
   if runs.is_run(path):
-    return _of_run(path, redacted(where), image)
+    run = runs.read(path, view='')
+    if not isinstance(run.config.objective, schema.Contrastive):
+      raise UserError(f'{redacted(where)}: expected weights with a text tower, got a run without one. Use the weights '
+                      'that the run began with.')
+    found = of_config(run.config, run.params, redacted(where))
+    _check_width(found.tower, image)
+    return found
   shards = addresses.weight_files(path)
   tensors = loading.read(shards).tensors
-  if not text_towers.has_text(tensors) and (beside := _beside(shards[0])):
+  beside = shards[0].with_name(shards[0].name.replace('vision', 'text'))  # as TIPS is published
+  if not text_towers.has_text(tensors) and beside != shards[0] and beside.is_file():
     tensors, shards = files.read(beside), [beside]
   try:
     return _of_tensors(tensors, shards[0], redacted(where), image)
   except UserError as error:
     raise UserError(f'{where}, text tower: {error}') from None
-
-
-def _of_run(path: pathlib.Path, where: str, image: Weights) -> TextWeights:
-  found = runs.read(path, view='')
-  if not isinstance(found.config.objective, schema.Contrastive):
-    raise UserError(f'{where}: expected weights with a text tower, got a run without one. Use the weights that the run '
-                    'began with.')
-  text = of_config(found.config, found.params, where)
-  _check_width(text.tower, image)
-  return text
 
 
 def of_config(config: schema.Config, params: Params, where: str) -> TextWeights:
@@ -145,12 +142,6 @@ def find_tokenizer(weights: TextWeights, given: str = '') -> pathlib.Path | None
   if not given:
     addresses.fetch_tokenizer(weights.source, tokenizer.FILES[weights.family])
   return tokenizer.find(weights.folder, weights.family, requested=given, source=weights.source)
-
-
-def _beside(path: pathlib.Path) -> pathlib.Path | None:
-  """Returns the text file that is published beside a file of an image tower (TIPS); None if there is none."""
-  other = path.with_name(path.name.replace('vision', 'text'))
-  return other if other != path and other.is_file() else None
 
 
 def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, image: Weights) -> TextWeights:

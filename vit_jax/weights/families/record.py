@@ -201,6 +201,23 @@ def distinct(tensors: Tensors, rename: Callable[[str], str]) -> Tensors:
   return found
 
 
+def with_patch_kernel(tensors: Tensors, name: str) -> Tensors:
+  """Returns the tensors with a matrix that embeds patches as a convolution.
+
+  The rows of its inputs are the pixels of a patch, row by row, with the channels last.
+
+  Raises:
+    UserError: the patches are not square, or have another number of channels than three.
+  """
+  shape = tensors[name].shape
+  side = math.isqrt(shape[-1] // 3) if shape else 0
+  if len(shape) == 2 and 3 * side * side == shape[1]:
+    return {**tensors, name: tensors[name].reshape(len(tensors[name]), side, side, 3).transpose(0, 3, 1, 2)}
+  if len(shape) != 4:
+    raise UserError(f'{name} has the shape {list(shape)}, expected the pixels of square patches of three channels')
+  return tensors
+
+
 def without_fixed(tensors: Tensors, name: str) -> tuple[Tensors, tuple[Line, ...]]:
   """Returns the tensors without the positions of MAE's decoder, which the network computes.
 
