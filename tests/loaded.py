@@ -10,9 +10,8 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Geometry, Interpolation
 from vit_jax.jobs import build
-from vit_jax.weights.network import Weights
+from vit_jax.weights.network import Report, Weights
 from vit_jax.weights.preprocess import Preprocess
-from vit_jax.weights.report import Report
 
 PX = (32, 48)
 CLASSES = 7

@@ -9,14 +9,13 @@ import sys
 
 from vit_jax.configs import study_scaling
 from vit_jax.recipes import catalog, published, sizes
-from vit_jax.weights import catalog as weights
-from vit_jax.weights import known_weights
+from vit_jax.weights import published as published_weights
 
 
 def needed() -> list[catalog.Network]:
   """Returns everything that `list_models`, `list_weights` and the scaling study show."""
   found = [catalog.Network(name, catalog.usual_px(name), catalog.NUM_CLASSES, False) for name in sizes.names()]
-  for rule, model in map(weights._rule, known_weights.NAMES):
+  for rule, model in map(published_weights.rule, published_weights.NAMES):
     found.append(catalog.Network(model, rule.px or catalog.usual_px(model), rule.num_classes, rule.is_hidden))
   found += [catalog.Network(name, catalog.PX, published.JFT_CLASSES, False)
             for name in (*study_scaling.NEXT, *(row.model for row in published.TABLE_6))]

@@ -136,7 +136,7 @@ SLOW = ('cv2', 'tensorboardX', 'grain', 'sklearn', 'matplotlib', 'tensorflow_dat
 OF_FEW_RUNS = tuple(f'vit_jax.{name}' for name in (
     'data.answers', 'data.formats.pseudo', 'data.text', 'evaluate.features', 'evaluate.fewshot', 'evaluate.knn',
     'evaluate.segmentation', 'evaluate.store', 'jobs.teacher_labels', 'jobs.text_towers', 'objectives.sam', 'recipes',
-    'train.tracker_hooks', 'weights.init_state', 'weights.loading', 'weights.preprocess', 'weights.report'))
+    'train.tracker_hooks', 'weights.init_state', 'weights.loading', 'weights.preprocess'))
 """Modules of this package that a run imports only where its config names them."""
 STARTS = {
     'the package, its help and a wrong flag': """

@@ -22,7 +22,7 @@ from vit_jax.commands import JOBS, Command
 from vit_jax.config import files, json_files
 from vit_jax.core.errors import UserError
 from vit_jax.weights import peft_saving, saving
-from vit_jax.weights.reading import Reading
+from vit_jax.weights.hints import Reading
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -17,7 +17,7 @@ from vit_jax.core import implementation
 from vit_jax.inspect.model import Guess, Model
 from vit_jax.parallel import hardware
 from vit_jax.weights import inference
-from vit_jax.weights.reading import Reading
+from vit_jax.weights.hints import Reading
 
 __all__ = ['Guess', 'Model', 'load']
 

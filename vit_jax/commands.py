@@ -43,7 +43,7 @@ from vit_jax.flag_kinds import (
 )
 from vit_jax.parallel import xla_flags
 from vit_jax.record import console, storage
-from vit_jax.weights.reading import Reading
+from vit_jax.weights.hints import Reading
 
 
 class Flag(NamedTuple):

@@ -23,7 +23,7 @@ from vit_jax.data.source import first_label
 from vit_jax.evaluate import by_class, several_labels
 from vit_jax.jobs import evaluate as job
 from vit_jax.weights import inference, loading, saving
-from vit_jax.weights.reading import Reading
+from vit_jax.weights.hints import Reading
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 

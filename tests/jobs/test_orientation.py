@@ -21,7 +21,7 @@ from vit_jax.data.image import decode, headers
 from vit_jax.inspect.model import Model
 from vit_jax.jobs import build, frozen_features, predict, resume, serve, train
 from vit_jax.weights import loading, saving
-from vit_jax.weights.reading import Reading
+from vit_jax.weights.hints import Reading
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 RECORDS = {'turned': True, 'as stored': False, 'none': None}

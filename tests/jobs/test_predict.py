@@ -21,7 +21,7 @@ from vit_jax.inspect import images
 from vit_jax.inspect.model import Model
 from vit_jax.jobs import predict, predict_table
 from vit_jax.weights import loading, runs, saving
-from vit_jax.weights.report import Report
+from vit_jax.weights.network import Report
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,8 @@ from vit_jax.config.schema import Geometry, Interpolation, checks
 from vit_jax.core import trees
 from vit_jax.core.types import Params
 from vit_jax.weights import loading
-from vit_jax.weights.network import Weights
+from vit_jax.weights.network import Report, Weights
 from vit_jax.weights.preprocess import Preprocess
-from vit_jax.weights.report import Report
 
 MODEL = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48))
 MIXER = schema.Mixer(patch=8, width=32, depth=2, tokens_mlp=10, channels_mlp=40)

@@ -22,7 +22,7 @@ import pytest
 from vit_jax.core import documents, failures
 from vit_jax.core import hub as core_hub
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.weights import addresses, download, known_weights
+from vit_jax.weights import addresses, download, published
 
 
 def made(**tensors: int) -> bytes:
@@ -372,8 +372,8 @@ def test_the_checksum_of_a_hub_that_sends_one_elsewhere_is_compared(server: str,
 
 
 def test_known_names_are_addresses_of_public_places() -> None:
-  assert all(address.split('://')[0] in ('gs', 'https') for address in known_weights.NAMES.values())
-  assert known_weights.address('vit.npz') == '' and known_weights.address('ViT-L_16-sam') == 'gs://vit_models/sam/ViT-L_16.npz'
+  assert all(address.split('://')[0] in ('gs', 'https') for address in published.NAMES.values())
+  assert published.address('vit.npz') == '' and published.address('ViT-L_16-sam') == 'gs://vit_models/sam/ViT-L_16.npz'
 
 
 def test_the_first_tokenizer_of_a_model_of_the_hub_is_fetched_once(hub: hubs.Hub, cache: pathlib.Path) -> None:

@@ -5,13 +5,13 @@ import pytest
 
 import vit_jax
 from vit_jax.core.errors import UserError
-from vit_jax.weights import addresses, catalog, known_weights
+from vit_jax.weights import addresses, catalog, published
 
 
 def test_every_known_name_is_described() -> None:
   found = vit_jax.list_weights()
-  assert [one.name for one in found] == [*known_weights.NAMES]
-  assert all(one.address == known_weights.address(one.name) and one.parameters > 0 and one.data for one in found)
+  assert [one.name for one in found] == [*published.NAMES]
+  assert all(one.address == published.address(one.name) and one.parameters > 0 and one.data for one in found)
 
 
 @pytest.mark.parametrize(('name', 'model', 'px', 'num_classes', 'license'), [
@@ -61,7 +61,7 @@ def test_a_listed_name_is_asked_for_at_its_address() -> None:
     ('timm/eva02_base_patch14_224.mim_in22k', 'License of timm/eva02_base_patch14_224.mim_in22k: MIT.'),
     ('mae_pretrain_vit_base', 'License of mae_pretrain_vit_base: CC-BY-NC-4.0.'), ('own.safetensors', '')])
 def test_the_license_of_a_known_name_is_said(where: str, says: str) -> None:
-  assert catalog.terms(where) == says
+  assert published.terms(where) == says
 
 
 def test_an_empty_list_of_weights_is_explained_by_a_warning() -> None:

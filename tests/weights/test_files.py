@@ -59,7 +59,7 @@ def test_safetensors_of_other_types_and_order_are_read(tmp_path: pathlib.Path) -
   assert found['h'].tolist() == [1, 2] and found['n'].tolist() == [7]
 
 
-@pytest.mark.parametrize('work', [files.read, lambda path: files.verify(path, shown_as=str(path))])
+@pytest.mark.parametrize('work', [files.read, lambda path: files.verify(path, str(path))])
 def test_an_error_while_reading_is_not_one_of_the_path(
     work: Callable[[pathlib.Path], object], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   files.write_npz(tmp_path / 'a.npz', TENSORS)

@@ -21,7 +21,7 @@ from vit_jax.inspect.model import Model
 from vit_jax.models import heads
 from vit_jax.objectives.supervised import Supervised
 from vit_jax.parallel import mesh as meshes
-from vit_jax.weights import functional, inference
+from vit_jax.weights import inference
 
 IMAGE = np.random.default_rng(0).normal(size=(4, *loaded.PX, 3)).astype(np.float32)
 LABEL = np.array([0, 2, 1, 2])
@@ -79,7 +79,7 @@ def test_running_statistics_are_only_evaluated() -> None:
     apply(params, IMAGE, train=True, key=jax.random.key(0))
 
 
-def sgd_step(params: Params, apply: functional.Function) -> Params:
+def sgd_step(params: Params, apply: inference.Function) -> Params:
   gradients = jax.jit(jax.grad(lambda p: loss_of(apply(p, IMAGE, train=True, key=jax.random.key(0)).logits)))(params)
   found: Params = jax.tree.map(lambda p, g: p - .1 * g, params, gradients)
   return found

@@ -13,19 +13,17 @@ from vit_jax.config import schema
 from vit_jax.config.schema import PositionsAt
 from vit_jax.core import trees
 from vit_jax.models import backbones
-from vit_jax.weights import network, paths, tables
+from vit_jax.weights import network, tables
 from vit_jax.weights.families import (
     aimv2,
-    big_vision,
-    bit,
     clip,
     dinov3,
-    efficientnet,
-    mixer,
+    flax,
+    mmpretrain,
+    rivals,
     timm,
     tips,
     transformers,
-    vision_transformer,
 )
 
 LAYERS = {'positions.at': PositionsAt.LAYERS}
@@ -36,12 +34,13 @@ VITS = [{}, {'pool.distillation': True, 'registers': 1, 'block.layer_scale': .1,
         {'stem': schema.ConvStem()}, {'norm_before': True, 'stem.norm': True, 'attention.inner_norm': True,
                                       'mlp.inner_norm': True}]
 TABLES = {  # all, those of both kinds of ViTs of timm without the names that only other files have
-    'timm': timm.TABLE, 'timm packed': timm.PACKED, 'timm mixer': mixer.TIMM, 'timm bit': bit.TIMM,
-    'efficientnet': efficientnet.TABLE, 'bit': bit.TABLE, 'vision_transformer': vision_transformer.TABLE,
-    'big_vision': big_vision.TABLE, 'mixer': mixer.FLAX, 'tips': tips.MLP, 'tips swiglu': tips.SWIGLU,
+    'timm': timm.TABLE, 'timm packed': timm.PACKED, 'timm mixer': rivals.MIXER_TIMM, 'timm bit': rivals.BIT_TIMM,
+    'efficientnet': rivals.EFFICIENTNET_NAMES, 'bit': rivals.BIT_NAMES,
+    'vision_transformer': flax.VISION_TRANSFORMER_NAMES, 'big_vision': flax.BIG_VISION_NAMES,
+    'mixer': rivals.MIXER_FLAX, 'tips': tips.MLP, 'tips swiglu': tips.SWIGLU,
     'transformers vit': transformers.VIT, 'transformers dino': transformers.DINO,
     'transformers swiglu': transformers.DINO_SWIGLU, 'clip': clip.TRANSFORMERS, 'dinov3': dinov3.TRANSFORMERS,
-    'aimv2': aimv2.TRANSFORMERS}
+    'aimv2': aimv2.TRANSFORMERS, 'mmpretrain': mmpretrain.TABLE}
 
 
 def every_path() -> set[str]:
@@ -61,8 +60,8 @@ def every_path() -> set[str]:
 @pytest.mark.slow(reason='4 s: traces every family')
 def test_the_list_of_path_names_is_complete_and_has_no_others() -> None:
   found = every_path()
-  unlisted = sorted(name for name in found if not any(re.fullmatch(pattern, name) for pattern in paths.PATHS))
-  idle = sorted(pattern for pattern in paths.PATHS if not any(re.fullmatch(pattern, name) for name in found))
+  unlisted = sorted(name for name in found if not any(re.fullmatch(pattern, name) for pattern in tables.PATHS))
+  idle = sorted(pattern for pattern in tables.PATHS if not any(re.fullmatch(pattern, name) for name in found))
   assert unlisted == [] and idle == []
 
 
@@ -71,7 +70,7 @@ def test_tables_name_only_paths_of_the_list_each_once(table: str) -> None:
   entries = TABLES[table]
   ours = [entry.ours.format(s=1, u=1, t=2) for entry in entries]
   assert len(set(ours)) == len(ours) and len({(e.theirs, e.part) for e in entries}) == len(entries)
-  assert [name for name in ours if not any(re.fullmatch(pattern, name) for pattern in paths.PATHS)] == []
+  assert [name for name in ours if not any(re.fullmatch(pattern, name) for pattern in tables.PATHS)] == []
 
 
 @pytest.mark.parametrize('layout', ['SAME', 'DENSE', 'CONV', 'VECTOR', 'POINT', 'POINT_CONV'])

@@ -101,7 +101,7 @@ def test_of_several_networks_the_one_for_use_is_read_or_the_one_asked_for(tmp_pa
   def read(view: str = '') -> files.Content:
     return files.read_network(tmp_path / 'a.pth', lambda tensors: not tensors.keys().isdisjoint({'a', 'b'}), view=view)
 
-  assert (read().tensors.keys(), read().path, read().others) == ({'b'}, 'teacher', ('student',))
+  assert (read().tensors.keys(), read().chosen.path, read().chosen.others) == ({'b'}, 'teacher', ('student',))
   assert read('student').tensors.keys() == {'a'}
   with pytest.raises(UserError, match=r"--view: expected one of the networks .*\(student, teacher\), got 'ema'"):
     read('ema')

@@ -141,7 +141,7 @@ def test_the_short_side_and_the_part_that_the_crop_keeps_are_alternatives() -> N
     preprocess.parse('imagenet,resize=256,crop=0.9')
 
 
-def beside(folder: pathlib.Path, **files: dict) -> sidecars.Sidecar:
+def beside(folder: pathlib.Path, **files: dict) -> preprocess.Known:
   for name, content in files.items():
     (folder / f'{name}.json').write_text(json.dumps(content))
   return sidecars.read(folder / 'model.safetensors')
@@ -192,4 +192,4 @@ def test_images_that_are_not_normalized_or_otherwise_scaled(tmp_path: pathlib.Pa
 def test_an_unknown_activation_is_an_error_and_a_config_of_others_says_nothing(tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match="hidden_act: expected an activation .* one of gelu, .*, got 'relu'"):
     beside(tmp_path, config=VIT | {'hidden_act': 'relu'})
-  assert beside(tmp_path, config={'name': 'my run'}) == sidecars.Sidecar()
+  assert beside(tmp_path, config={'name': 'my run'}) == preprocess.Known()

@@ -73,8 +73,8 @@ def test_all_tags_of_timm_have_its_gelu_heads_epsilon_and_pooling() -> None:
                found.hints.settings.get('last_norm') is not schema.LastNorm.NONE)
       if known['class'] in golden.VITS and facts != (gelu, known['heads'], known['eps'], known['has_norm']):
         wrong.append(f'{name}: {facts}, in timm {gelu, known["heads"], known["eps"], known["has_norm"]}')
-      if known['class'] in golden.VITS and found.pool != known['pool']:
-        wrong.append(f'{name}: {found.pool}, in timm {known["pool"]}')
+      if known['class'] in golden.VITS and found.hints.timm_pool != known['pool']:
+        wrong.append(f'{name}: {found.hints.timm_pool}, in timm {known["pool"]}')
   assert not wrong, '\n'.join(wrong)
 
 
@@ -141,12 +141,12 @@ def test_names_are_found_in_paths_and_addresses(names: tuple[str, ...], known: s
 @pytest.mark.parametrize('name', ['model.safetensors', 'weights.npz', '', 'demining.pth', 'resnetv2_50', 'vit_tiny',
                                   'my_dino.pth', 'vit_base_patch16_22', '/runs/mae/checkpoint.pth'])
 def test_other_names_say_nothing(name: str) -> None:
-  assert published.find([name]) == published.Found()
+  assert published.find([name]) == preprocess.Known()
 
 
 def test_a_network_without_a_known_tag_says_what_all_its_tags_have_in_common() -> None:
   found = published.find(['vit_base_patch16_clip_224.newest'])
-  assert found.hints.gelu is None and found.hints.heads == 12 and found.pool == 'token'
+  assert found.hints.gelu is None and found.hints.heads == 12 and found.hints.timm_pool == 'token'
   p, warnings = preprocess.decide(found.rules, usual=recognize.usual('timm'), own_px=None)
   assert p.mean == preprocess.NORMS['clip']['mean']
   assert warnings == (
@@ -210,8 +210,8 @@ def test_a_config_that_names_its_architecture_gives_heads_gelu_epsilon_and_prepr
 def test_heads_are_those_of_the_architecture_where_sizes_do_not_tell(name: str) -> None:
   known, found = TIMM[name], published.find([f'{name}.any'])
   assert not infer.known_heads(known['width'], known['depth'], schema.Mlp(known['mlp']))
-  assert found.applied('timm', known['width']).hints.heads == known['heads']
-  assert found.applied('timm', known['width'] // 2).hints.heads == 0  # another network with this name
+  assert found.hints.of_width(known['width']).heads == known['heads']
+  assert found.hints.of_width(known['width'] // 2).heads == 0  # another network with this name
 
 
 def test_timms_global_pool_is_honored_and_said(tmp_path: pathlib.Path) -> None:

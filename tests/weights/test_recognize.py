@@ -1,6 +1,7 @@
 """Families are detected: the same network under every name its publishers have given it."""
 from __future__ import annotations
 
+import math
 import pathlib
 import re
 from collections.abc import Callable
@@ -26,7 +27,7 @@ def leaves(found: Tensors) -> Tensors:
   known = recognize.recognize(found)
   taken = tables.read(known.tensors, known.table)
   assert not taken.left and not taken.problems, (taken.left, taken.problems)
-  return infer.with_heads(taken.leaves, heads=4, decoder_heads=2)
+  return taken.leaves
 
 
 def assert_equal(a: Tensors, b: Tensors) -> None:
@@ -163,3 +164,17 @@ def test_a_bfloat16_file_of_big_vision_is_read_as_what_it_was(tmp_path: pathlib.
   np.savez(tmp_path / 'a.npz', **{f'params/{k}': x.astype(ml_dtypes.bfloat16).view('V2') for k, x in found.items()})
   rounded = {k: x.astype(ml_dtypes.bfloat16).astype(np.float32) for k, x in found.items()}
   assert_equal(rounded, files.read(tmp_path / 'a.npz'))
+
+
+@pytest.mark.parametrize(('name', 'whole', 'joined'), [
+    ('backbone/blocks/attn/query/kernel', (2, 32, 4, 8), (2, 32, 32)),
+    ('backbone/blocks/attn/out/kernel', (2, 4, 8, 32), (2, 32, 32)), ('text/blocks/attn/key/bias', (2, 4, 8), (2, 32)),
+    ('backbone/pool/attn/value/kernel', (32, 4, 8), (32, 32))])
+def test_only_the_matrix_with_joined_heads_is_split(name: str, whole: tuple[int, ...], joined: tuple[int, ...]) -> None:
+  shapes = {name: np.broadcast_to(np.float32(0), whole)}
+  leaf = np.arange(math.prod(joined), dtype=np.float32).reshape(joined)
+  np.testing.assert_array_equal(infer.fitted({name: leaf}, shapes)[name], leaf.reshape(whole))
+  other = leaf.reshape(*joined[:-2], joined[-2] // 2, 2 * joined[-1])  # as many numbers
+  assert infer.fitted({name: other}, shapes)[name].shape == other.shape
+  elsewhere = name.replace('attn', 'mlp')
+  assert infer.fitted({elsewhere: leaf}, {elsewhere: shapes[name]})[elsewhere].shape == joined

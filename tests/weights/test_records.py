@@ -10,7 +10,7 @@ import pytest
 from tests.weights import made, records_table
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.weights import files, known_weights, loading, preprocess, recognize, saving
+from vit_jax.weights import files, loading, preprocess, published, recognize, saving
 from vit_jax.weights.families import FAMILIES
 from vit_jax.weights.families.record import Clues
 
@@ -18,7 +18,7 @@ NEEDED = {'mean', 'std', 'geometry', 'interpolation', 'antialias', 'resize'}
 
 
 def test_every_name_of_weights_has_one_address_and_one_meaning() -> None:
-  assert sum(len(one.addresses) for one in FAMILIES) == len(known_weights.NAMES)
+  assert sum(len(one.addresses) for one in FAMILIES) == len(published.NAMES)
   for family in FAMILIES:
     for name in family.addresses:
       assert any(re.fullmatch(rule.pattern, name) for rule in family.published), name
@@ -94,3 +94,41 @@ def test_efficientnets_are_those_of_the_authors_or_warned_of() -> None:
   assert not warnings('tf_efficientnet_b0.pth') and not warnings('model.pth', has_config=True)
   with pytest.raises(UserError, match='expected a network of the authors, tf_efficientnet_…, got efficientnet_b0'):
     warnings('efficientnet_b0', has_config=True)
+
+
+TO_MMPRETRAIN = (  # from timm's names of the same tensors
+    (r'^(?!head)', 'backbone.'), ('patch_embed.proj', 'patch_embed.projection'), (r'blocks\.(\d+)', r'layers.\1'),
+    (r'\.norm([12])', r'.ln\1'), (r'^backbone\.norm', 'backbone.ln1'), (r'mlp\.fc1', 'ffn.layers.0.0'),
+    (r'mlp\.fc2', 'ffn.layers.1'), (r'ls1\.gamma', 'attn.gamma1.weight'), (r'ls2\.gamma', 'ffn.gamma2.weight'),
+    (r'^(head|head_dist)\.', r'head.layers.\1.'))
+
+
+@pytest.mark.parametrize('changes', [{}, {'pool.distillation': True}, {'block.layer_scale': .1}])
+def test_a_family_of_another_program_is_a_table_of_names_and_a_record(
+    changes: dict[str, object], tmp_path: pathlib.Path) -> None:
+  """MMPretrain: `mmpretrain/models/backbones/vision_transformer.py`, `deit.py` and `mmcv/cnn/bricks/transformer.py`."""
+  source = (pathlib.Path(recognize.__file__).parent / 'families' / 'mmpretrain.py').read_text()
+  assert source.count('\n', source.index('TABLE ='), source.index('""")')) <= 15
+  own = made.network(class_names=(), **changes)
+  tensors = saving.to_tensors(own, 'timm')
+  for pattern, new in TO_MMPRETRAIN:
+    tensors = {re.sub(pattern, new, name): x for name, x in tensors.items()}
+  assert 'backbone.layers.1.ffn.layers.0.0.weight' in tensors and 'head.layers.head.bias' in tensors
+  files.write_torch(tmp_path / 'epoch_300.pth', {f'state_dict.{name}': x for name, x in tensors.items()})
+  found = loading.load(str(tmp_path / 'epoch_300.pth'), model='heads=4')
+  made.assert_same(own, found)
+  assert isinstance(found.model, schema.ViT) and found.family == 'mmpretrain'
+  assert (found.model.gelu, found.model.norm.eps) == (schema.Gelu.EXACT, 1e-6)
+  assert (found.preprocess.resize_px, found.preprocess.mean) == (36, (.485, .456, .406))
+
+
+@pytest.mark.parametrize(('name', 'says'), [
+    ('backbone.ln2.weight', 'out_type=avg_featmap'), ('head.fc.weight', 'LinearClsHead'),
+    ('backbone.pre_norm.weight', 'a CLIP of MMPretrain')])
+def test_what_a_file_of_mmpretrain_does_not_show_is_not_guessed(name: str, says: str, tmp_path: pathlib.Path) -> None:
+  tensors = saving.to_tensors(made.network(), 'timm')
+  for pattern, new in TO_MMPRETRAIN:
+    tensors = {re.sub(pattern, new, one): x for one, x in tensors.items()}
+  files.write_torch(tmp_path / 'a.pth', tensors | {name: np.ones(32, np.float32)})
+  with pytest.raises(UserError, match=says):
+    loading.load(str(tmp_path / 'a.pth'), model='heads=4')

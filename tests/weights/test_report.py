@@ -1,7 +1,7 @@
 """What a person reads of a load: counts, and the tensors that were not taken unchanged."""
 from __future__ import annotations
 
-from vit_jax.weights.report import Line, Report
+from vit_jax.weights.network import Line, Report
 
 
 def test_many_tensors_with_one_rule_are_one_line_and_few_are_listed() -> None:

@@ -41,7 +41,7 @@ def test_a_run_with_larger_arrays_than_its_description_is_refused_before_they_ar
 
 
 def test_a_run_that_does_not_fit_in_memory_is_refused(run: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(runs, '_memory_bytes', lambda: 1000)
+  monkeypatch.setattr(runs.os, 'sysconf', lambda _: 30)  # pages, and bytes of one
   with pytest.raises(UserError, match='expected arrays that fit in the 0.0 GiB of memory of this machine, got'):
     runs.read(run, view='')
 

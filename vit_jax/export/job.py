@@ -28,8 +28,8 @@ from vit_jax.export import functions, int8, onnx
 from vit_jax.jobs import evaluate, flag_names, startup
 from vit_jax.record import console, destination
 from vit_jax.weights import card, inference, loading
+from vit_jax.weights.hints import Reading
 from vit_jax.weights.network import Weights
-from vit_jax.weights.reading import Reading
 
 IMAGES, MIN_SQNR = 64, 20.
 """Images on which ranges are measured, and dB of error up to which a product is in int8, unless flags say otherwise."""

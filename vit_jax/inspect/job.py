@@ -32,7 +32,7 @@ from vit_jax.jobs import report_card, startup
 from vit_jax.objectives import mae
 from vit_jax.record import console, destination, storage
 from vit_jax.weights import inference
-from vit_jax.weights.reading import Reading
+from vit_jax.weights.hints import Reading
 
 log = logging.getLogger('vit_jax.jobs')
 BATCH = 8  # images: bounds memory, as the attention of a layer is [BATCH, heads, tokens, tokens]

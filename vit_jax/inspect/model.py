@@ -32,7 +32,7 @@ from vit_jax.inspect.images import ImageLike, decode, listed
 from vit_jax.inspect.layerwise import Driver
 from vit_jax.inspect.zeroshot import Guess, ZeroShot, rank
 from vit_jax.models import cost, counting
-from vit_jax.weights import functional, inference, saving
+from vit_jax.weights import inference, saving
 from vit_jax.weights.network import Weights
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class Model:
     """
     return classes.find(self._names, named, num_classes=self.weights.num_classes)
 
-  def functional(self, *, num_classes: int | None = None, seed: int = 0) -> tuple[Params, functional.Function]:
+  def functional(self, *, num_classes: int | None = None, seed: int = 0) -> tuple[Params, inference.Function]:
     """Returns the parameters, and the network as a pure function of them, for a training loop of your own.
 
     Args:
@@ -273,7 +273,7 @@ class Model:
       `features` for images `[B, H, W, 3]` that `prepare` and `normalize` made. `apply.shardings(mesh)` has a
       NamedSharding for each parameter.
     """
-    return functional.make(self.weights, num_classes=num_classes, seed=seed)
+    return inference.make_function(self.weights, num_classes=num_classes, seed=seed)
 
   def save(self, to: str | os.PathLike[str], *, params: Params | None = None, family: str = '',
            overwrite: bool = False) -> list[str]:
@@ -291,7 +291,7 @@ class Model:
     Raises:
       UserError: the parameters are those of another network, the format cannot hold them, or `to` cannot be written.
     """
-    weights = self.weights if params is None else functional.with_params(self.weights, params)
+    weights = self.weights if params is None else inference.with_params(self.weights, params)
     return saving.save(weights, os.fspath(to), family=family, overwrite=overwrite)[1]
 
   @property

@@ -8,7 +8,7 @@ import logging
 
 from vit_jax.jobs import startup
 from vit_jax.weights import inference, loading, peft_saving, saving
-from vit_jax.weights.reading import Reading
+from vit_jax.weights.hints import Reading
 
 log = logging.getLogger('vit_jax.jobs')
 

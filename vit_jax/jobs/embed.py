@@ -37,8 +37,8 @@ from vit_jax.jobs import build, evaluate, flag_names, startup
 from vit_jax.recipes import sizes
 from vit_jax.record import console
 from vit_jax.weights import inference
+from vit_jax.weights.hints import AS_FOUND, Reading
 from vit_jax.weights.network import Weights
-from vit_jax.weights.reading import AS_FOUND, Reading
 
 if TYPE_CHECKING:
   from vit_jax.weights.text_encoder import TextEncoder

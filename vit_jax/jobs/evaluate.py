@@ -47,8 +47,8 @@ from vit_jax.record import checkpoint_files, console, destination, run_directory
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.state import TrainState
 from vit_jax.weights import inherit, init_state, loading, network, preprocess, runs
+from vit_jax.weights.hints import AS_FOUND, Reading
 from vit_jax.weights.network import Weights
-from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 

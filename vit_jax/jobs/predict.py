@@ -41,7 +41,7 @@ from vit_jax.inspect.zeroshot import ZeroShot
 from vit_jax.jobs import startup
 from vit_jax.record import console, destination
 from vit_jax.weights import inference, loading
-from vit_jax.weights.reading import AS_FOUND, Reading
+from vit_jax.weights.hints import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 TABLES = ('.csv', '.parquet')

@@ -28,7 +28,7 @@ from vit_jax.data.text.stored import Encoder
 from vit_jax.jobs import flag_names, teacher_labels
 from vit_jax.record import progress, storage
 from vit_jax.weights import download
-from vit_jax.weights.reading import AS_FOUND, Reading
+from vit_jax.weights.hints import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 SPLITS = ('train', 'test')

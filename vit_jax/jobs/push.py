@@ -16,7 +16,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data import answers
 from vit_jax.jobs import startup
 from vit_jax.weights import card, inference, loading, saving
-from vit_jax.weights.reading import Reading
+from vit_jax.weights.hints import Reading
 
 OPEN_LICENSES = re.compile(r'apache-2\.0|mit|bsd\b.*|cc0-1\.0|cc-by(-sa)?-\d.*', re.I)
 """Names of licenses that allow anyone to publish changed weights for any use, such as `apache-2.0`, `bsd-3-clause` and

@@ -41,7 +41,7 @@ from vit_jax.jobs.serve_http import Answer, Refused
 from vit_jax.parallel import hardware
 from vit_jax.record import checkpoint_files, console, growing, storage
 from vit_jax.weights import inference
-from vit_jax.weights.reading import Reading
+from vit_jax.weights.hints import Reading
 
 log = logging.getLogger('vit_jax.jobs')
 _REPORT_FILES = ('metrics.jsonl', 'config.json', 'final.json', 'evaluate.json', 'predictions.npz')  # of a run

@@ -41,8 +41,8 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.record import progress
 from vit_jax.train.stopping import StopRequest
 from vit_jax.weights import inference, init_state, loading
+from vit_jax.weights.hints import AS_FOUND, Reading
 from vit_jax.weights.network import Weights
-from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 PER_PART = 4_096  # unlabeled images in a part; a killed process loses at most one part

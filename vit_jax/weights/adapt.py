@@ -16,15 +16,20 @@ from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params, PyTree
 from vit_jax.models import mixer
-from vit_jax.weights import resize, tables
+from vit_jax.weights import infer, resize, tables
 from vit_jax.weights.infer import Leaves
-from vit_jax.weights.network import Weights, describe, setting
-from vit_jax.weights.report import Line, Report
+from vit_jax.weights.network import Line, Report, Weights, describe, setting
 
 BACKBONE, POSITIONS, STEM = 'backbone/', 'backbone/positions', 'backbone/stem/kernel'
 NORM = 'backbone/norm/'
 NUMERICS = ('gelu', 'norm.eps', 'norm_eps')
 """Settings that shapes do not determine, and that must agree with the weights."""
+NEW = ((r'head/pre_logits/.*', 'a new head'), (r'(head|head_dist)/.*', 'a new head, zeros'),
+       (r'backbone/cls', 'the weights pool without a class token'),
+       (r'backbone/dist', 'the weights have no distillation token'),
+       (r'backbone/pool/.*', 'the weights pool without attention'),
+       (r'(decoder|(patch_)?projector|aux|predict|text|logits)(/.*)?|mask_token', "of the run's objective"))
+"""Parameters of a run that may be reinitialized, and why; the first pattern counts."""
 SIZES = ('width', 'depth', 'heads', 'mlp.hidden', 'registers')
 """Settings that are advised where the shapes of tensors differ."""
 
@@ -65,7 +70,10 @@ def adapt(weights: Weights, target: Target) -> Adapted:
   """
   leaves = {name: np.asarray(leaf) for name, leaf in trees.flatten(weights.params).items()}
   wanted = trees.flatten(target.like)
-  problems = _numerics(weights.model, target)
+  numerics = [(f'{target.place}.{name}', *(_plain(setting(m, name)) for m in (weights.model, target.model)))
+              for name in NUMERICS]
+  problems = [f'{name}: expected {a}, as in the weights, got {b}. Set --config.{name}={a}.'
+              for name, a, b in numerics if a is not None and b is not None and a != b]
   lines: list[Line] = []
   if isinstance(weights.model, schema.ViT) and isinstance(target.model, schema.ViT):
     leaves, more = _resized(leaves, weights, target.model, target)
@@ -81,44 +89,25 @@ def adapt(weights: Weights, target: Target) -> Adapted:
   leaves, more = _dropped(leaves, wanted, weights, target)
   lines += more
   keeps_all = target.class_names is None
-  if _moved_norm(weights.model, target.model) and not keeps_all:
-    leaves, more = _new_norm(leaves, target.model)
-    lines += more
-  lines += [Line(name, 'new', rule) for name in wanted
-            if name not in leaves and not keeps_all and (rule := _newness(name))]
+  was_pooled, is_pooled = (getattr(m, 'last_norm', None) is LastNorm.POOLED for m in (weights.model, target.model))
+  if was_pooled != is_pooled and not keeps_all:  # one normalizes the mean of the tokens: new, as in MAE's fine-tuning
+    what = 'the mean of the tokens' if is_pooled else 'each token'
+    lines += [Line(name, 'new', f'the run normalizes {what}, the weights do not') for name in leaves
+              if name.startswith(NORM)]
+    leaves = {name: leaf for name, leaf in leaves.items() if not name.startswith(NORM)}
+  lines += [Line(name, 'new', rule) for name in wanted if name not in leaves and not keeps_all
+            for rule in [rule for pattern, rule in NEW if re.fullmatch(pattern, name)][:1]]
   explained = {line.name for line in lines if line.what == 'new'}
-  if differences := _differences(leaves, {name: leaf for name, leaf in wanted.items() if name not in explained}):
-    problems += [*differences, _advice(weights.model, target)]
+  needed = trees.unflatten({name: leaf for name, leaf in wanted.items() if name not in explained})
+  if differences := trees.difference(trees.unflatten(leaves), needed, found_name='the weights', wanted_name='the run'):
+    problems += [line.strip() for line in tables.listed(differences.splitlines(), most=16)]
+    problems.append(_advice(weights.model, target))
   if problems:
     raise UserError(f'{weights.source} ({describe(weights.model)}) does not fit this run ({describe(target.model)}):\n'
                     + '\n'.join(f'  {problem}' for problem in problems))
   changed = {line.name for line in lines}
   taken = [Line(name, 'taken') for name in leaves if name not in changed]
   return Adapted(trees.unflatten(leaves), weights.state, Report((*taken, *lines)))
-
-
-def _moved_norm(found: schema.Model, wanted: schema.Model) -> bool:
-  """Whether one network normalizes the tokens, and the other one the mean of the tokens."""
-  return _normalizes_mean(found) != _normalizes_mean(wanted)
-
-
-def _normalizes_mean(model: schema.Model) -> bool:
-  return getattr(model, 'last_norm', None) is LastNorm.POOLED
-
-
-def _new_norm(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
-  """Returns the leaves without the last norm, which the run reinitializes, as in MAE's fine-tuning."""
-  what = 'the mean of the tokens' if _normalizes_mean(model) else 'each token'
-  names = [name for name in leaves if name.startswith(NORM)]
-  return ({name: leaf for name, leaf in leaves.items() if name not in names},
-          [Line(name, 'new', f'the run normalizes {what}, the weights do not') for name in names])
-
-
-def _numerics(found: schema.Model, target: Target) -> list[str]:
-  """Returns the settings that must agree with the weights and do not."""
-  pairs = [(f'{target.place}.{name}', setting(found, name), setting(target.model, name)) for name in NUMERICS]
-  return [f'{name}: expected {_plain(a)}, as in the weights, got {_plain(b)}. Set --config.{name}={_plain(a)}.'
-          for name, a, b in pairs if a is not None and b is not None and a != b]
 
 
 def _advice(found: schema.Model, target: Target) -> str:
@@ -144,8 +133,7 @@ def _resized(leaves: Leaves, weights: Weights, model: schema.ViT, target: Target
   grids = [(px[0] // s.patch, px[1] // s.patch)
            for s, px in ((old, weights.preprocess.image_px), (model, target.image_px))]
   if POSITIONS in leaves:
-    own_grid = grids[0] if grids[0][0] * grids[0][1] == leaves[POSITIONS].shape[1] - rows[0] else _square(
-        leaves[POSITIONS].shape[1] - rows[0])
+    own_grid = infer.grid(leaves[POSITIONS].shape[1] - rows[0], old.patch, weights.preprocess.image_px)
     first, patches = leaves[POSITIONS][0, :rows[0]], leaves[POSITIONS][0, rows[0]:]
   elif isinstance(old.positions, SinCos):
     own_grid, first = grids[0], np.zeros((rows[0], old.width), np.float32)
@@ -154,7 +142,11 @@ def _resized(leaves: Leaves, weights: Weights, model: schema.ViT, target: Target
   else:
     return leaves, lines
   how = model.positions.resize
-  rule = [_change_of_rows(old, model)] if rows[0] != rows[1] else []
+  more, less = (old.pool, model.pool) if rows[0] > rows[1] else (model.pool, old.pool)
+  tokens = ' and '.join(name for name, is_extra in (
+      ('class token', more.class_token and not less.class_token),
+      ('distillation token', more.distillation and not less.distillation)) if is_extra)
+  rule = [f'without the rows of {tokens}' if rows[0] > rows[1] else f'zeros for {tokens}'] if rows[0] != rows[1] else []
   if own_grid != grids[1]:
     patches = resize.positions(patches, own_grid, grids[1], how)
     rule.append(f'{own_grid[0]} x {own_grid[1]} to {grids[1][0]} x {grids[1][1]} tokens, {how.value}')
@@ -163,25 +155,6 @@ def _resized(leaves: Leaves, weights: Weights, model: schema.ViT, target: Target
   leaves = {**leaves, POSITIONS: np.concatenate([kept, patches])[None]}
   return leaves, lines + ([Line(POSITIONS, 'resized' if own_grid != grids[1] else 'folded', '; '.join(rule))]
                           if rule else [])
-
-
-def _square(number: int) -> tuple[int, int]:
-  side = round(number ** .5)
-  assert side * side == number, number
-  return side, side
-
-
-def _change_of_rows(old: schema.ViT, new: schema.ViT) -> str:
-  if old.num_first > new.num_first:
-    return f'without the rows of {_first_tokens(old, new)}'
-  return f'zeros for {_first_tokens(new, old)}'
-
-
-def _first_tokens(more: schema.ViT, less: schema.ViT) -> str:
-  a, b = more.pool, less.pool
-  names = [name for name, is_extra in (('class token', a.class_token and not b.class_token),
-                                       ('distillation token', a.distillation and not b.distillation)) if is_extra]
-  return ' and '.join(names)
 
 
 def _fixed(leaves: Leaves, model: schema.ViT, weights: Weights, lines: list[Line]) -> tuple[Leaves, list[Line]]:
@@ -247,45 +220,19 @@ def _dropped(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -
            (heads, 'the run has no head')]
   lines = [Line(name, 'dropped', next(rule for pattern, rule in rules if re.fullmatch(pattern, name)))
            for name in leaves if name not in wanted and any(re.fullmatch(p, name) for p, _ in rules)]
-  if any(re.fullmatch(heads, name) for name in wanted) and not _keeps_head(leaves, wanted, weights, target):
+  own = [name for name in wanted if name.startswith(('head/', 'head_dist/'))]
+  keeps_head = target.class_names is None or (weights.class_names == target.class_names and bool(own) and all(
+      name in leaves and leaves[name].shape == wanted[name].shape for name in own))
+  if any(re.fullmatch(heads, name) for name in wanted) and not keeps_head:  # which is incomplete, or of other classes
     gone = {line.name for line in lines}
-    lines += [Line(name, 'dropped', _other_classes(weights, target)) for name in leaves
-              if re.fullmatch(heads, name) and name not in gone]
+    rule = 'a new head: it has another form'
+    if not weights.class_names:
+      rule = f'a new head: the {weights.num_classes:,} classes of the weights have no names'
+    elif target.class_names is not None and weights.class_names != target.class_names:
+      rule = f'a new head: {weights.num_classes:,} other classes than the {len(target.class_names):,} of the run'
+    lines += [Line(name, 'dropped', rule) for name in leaves if re.fullmatch(heads, name) and name not in gone]
   gone = {line.name for line in lines}
   return {name: leaf for name, leaf in leaves.items() if name not in gone}, lines
-
-
-def _keeps_head(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -> bool:
-  """Whether the head is complete and predicts the run's classes."""
-  if target.class_names is None:
-    return True
-  names = [name for name in wanted if name.startswith(('head/', 'head_dist/'))]
-  return weights.class_names == target.class_names and bool(names) and all(
-      name in leaves and leaves[name].shape == wanted[name].shape for name in names)
-
-
-def _other_classes(weights: Weights, target: Target) -> str:
-  if not weights.class_names:
-    return f'a new head: the {weights.num_classes:,} classes of the weights have no names'
-  if target.class_names is not None and weights.class_names != target.class_names:
-    return f'a new head: {weights.num_classes:,} other classes than the {len(target.class_names):,} of the run'
-  return 'a new head: it has another form'
-
-
-def _newness(name: str) -> str:
-  """Returns why a parameter of the run may be reinitialized; '' if it may not."""
-  rules = [(r'head/pre_logits/.*', 'a new head'), (r'(head|head_dist)/.*', 'a new head, zeros'),
-           (r'backbone/cls', 'the weights pool without a class token'),
-           (r'backbone/dist', 'the weights have no distillation token'),
-           (r'backbone/pool/.*', 'the weights pool without attention'),
-           (r'(decoder|(patch_)?projector|aux|predict|text|logits)(/.*)?|mask_token', "of the run's objective")]
-  return next((rule for pattern, rule in rules if re.fullmatch(pattern, name)), '')
-
-
-def _differences(leaves: Leaves, wanted: Leaves) -> list[str]:
-  text = trees.difference(trees.unflatten(leaves), trees.unflatten(wanted), found_name='the weights',
-                          wanted_name='the run')
-  return [line.strip() for line in tables.listed(text.splitlines(), most=16)]
 
 
 def preprocessing_differs(weights: Weights, recipe: schema.Recipe) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from vit_jax.core import documents, failures, hub
 from vit_jax.core.address import check as check_address
 from vit_jax.core.errors import UserError, is_redacted
-from vit_jax.weights import download, files, known_weights
+from vit_jax.weights import download, files, published
 from vit_jax.weights.download import Opener, open_address
 
 STORAGE = 'https://storage.googleapis.com'
@@ -69,9 +69,9 @@ def local(where: str, *, opener: Opener = open_address, offline: bool = False) -
     case 'hf':
       return _model(rest, offline)
     case '':
-      if known := known_weights.address(where):
+      if known := published.address(where):
         return local(known, opener=opener, offline=offline)
-  near = known_weights.nearest(where)
+  near = published.nearest(where)
   raise NoWeights(f'{where}: expected weights as a path, gs://…, https://…, hf://OWNER/NAME or a known name '
                   '(ViT-B_16-i21k, timm/vit_…, or the name of an AugReg file), got a path where there is no file or '
                   'folder.' + (f' Did you mean {" or ".join(near)}?' if near else
@@ -88,7 +88,7 @@ def exists(where: str | pathlib.Path) -> bool:
 
 def is_remote(where: str) -> bool:
   """Whether weights are an address, or a known name, which stands for one."""
-  return '://' in where or bool(known_weights.address(where))
+  return '://' in where or bool(published.address(where))
 
 
 def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
@@ -154,7 +154,14 @@ def _file(address: str, opener: Opener) -> pathlib.Path:
   except ValueError as error:  # such as http://[
     raise UserError(f'{address}: expected an address, got one whose server cannot be read. Check it.') from error
   name = urllib.parse.unquote(plain_name(last, said=address))
-  return _once(address, f'{hashlib.sha256(address.encode(errors="replace")).hexdigest()[:16]}/{name}', opener)
+  path = _inside(f'{hashlib.sha256(address.encode(errors="replace")).hexdigest()[:16]}/{name}')
+  try:
+    if not path.exists():
+      download.fetch(address, path, opener=opener, prove=files.verify)
+  except FileNotFoundError as error:
+    raise UserError(f'{address}: expected a file, got "not found" from its server. Use another address or '
+                    'name.') from error
+  return path
 
 
 def fetch_tokenizer(where: str, names: Sequence[str]) -> None:
@@ -165,7 +172,7 @@ def fetch_tokenizer(where: str, names: Sequence[str]) -> None:
   Raises:
     UserError: a download failed.
   """
-  scheme, _, rest = (known_weights.address(where) or where).partition('://')
+  scheme, _, rest = (published.address(where) or where).partition('://')
   if scheme != 'hf':
     return
   repository, _ = hub.parse(rest)
@@ -188,7 +195,8 @@ def _model(name: str, offline: bool) -> pathlib.Path:
   for side in SIDE_FILES:
     if found := _from_hub(repository, side, offline=offline):
       repository = repository._replace(revision=found.commit)  # all files of one commit
-      if side == 'config.json' and _is_run(found.path):
+      content = documents.read(found.path).object() if side == 'config.json' else {}
+      if content.get('type') == 'Config' and 'objective' in content:  # a run, which consists of many files
         listing = None if offline or hub.is_offline() else hub.list_files(repository)
         for one in listing.files if listing else ():
           hub.fetch(repository, one, most_bytes=download.MOST_BYTES)
@@ -206,12 +214,6 @@ def _model(name: str, offline: bool) -> pathlib.Path:
                   f'{_cache_only()}. Choose another model.')
 
 
-def _is_run(config: pathlib.Path) -> bool:
-  """Returns whether a config is that of a run, which consists of many files."""
-  content = documents.read(config).object()
-  return content.get('type') == 'Config' and 'objective' in content
-
-
 def _cache_only() -> str:
   return ' in the cache (HF_HUB_OFFLINE is set)' if hub.is_offline() else ''
 
@@ -227,7 +229,10 @@ def _from_hub(repository: hub.Repository, file: str, *, prove: Callable[[pathlib
                     most_bytes=most_bytes or (documents.MAX_BYTES if is_json else download.MOST_BYTES))
   if found is not None and found.is_new:
     try:
-      (prove or (_prove_json if is_json else _prove_weights))(found.path, f'{repository}/{file}')
+      if prove or not is_json:
+        (prove or files.verify)(found.path, f'{repository}/{file}')
+      else:
+        documents.read(found.path, subject=f'{repository}/{file}', advice='Try again later.').object()
     except UserError:
       hub.remove(found)
       raise
@@ -268,18 +273,6 @@ def _inside(name: str) -> pathlib.Path:
   raise UserError(f'{path}: expected a path inside of {base}, got {reason}. Remove the link, or set XDG_CACHE_HOME.')
 
 
-def _once(address: str, name: str, opener: Opener) -> pathlib.Path:
-  """Returns a file that must exist, downloaded if it is not in the cache."""
-  path = _inside(name)
-  try:
-    if not path.exists():
-      download.fetch(address, path, opener=opener, prove=_prove_weights)
-  except FileNotFoundError as error:
-    raise UserError(f'{address}: expected a file, got "not found" from its server. Use another address or '
-                    'name.') from error
-  return path
-
-
 def _prove_tokenizer(path: pathlib.Path, said: str) -> None:
   """Raises UserError for a web page or an empty file; the reader of tokenizers checks the rest."""
   with open(path, 'rb') as file:
@@ -287,11 +280,3 @@ def _prove_tokenizer(path: pathlib.Path, said: str) -> None:
   if not start or start.startswith((b'<!doctype', b'<html', b'version https://git-lfs')):
     raise UserError(f'{said}: expected a tokenizer, got {files.describe(start, path.stat().st_size)}. Fetch it '
                     'by hand.')
-
-
-def _prove_weights(path: pathlib.Path, said: str) -> None:
-  files.verify(path, shown_as=said)
-
-
-def _prove_json(path: pathlib.Path, said: str) -> None:
-  documents.read(path, subject=said, advice='Try again later.').object()

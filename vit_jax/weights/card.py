@@ -22,7 +22,7 @@ from vit_jax.core.failures import Damaged
 from vit_jax.data.labels import imagenet
 from vit_jax.models import cost
 from vit_jax.record import checkpoint_files, reader
-from vit_jax.weights import addresses, catalog, known_weights
+from vit_jax.weights import addresses, catalog, published
 from vit_jax.weights.network import Weights, setting
 
 _OURS = re.compile(r'<!-- card written by vit-jax, SHA-256 of the lines above: ([0-9a-f]{64}) -->\n?\Z')
@@ -70,7 +70,10 @@ def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: b
            '## License',
            f'{license}, as stated by the publisher.' if is_stated else
            f'{license}, the license of the source. Check it there.' if license else 'Not stated by the source.',
-           '## Measured accuracy', _accuracy(metrics, weights.step)]
+           '## Measured accuracy',
+           'Not measured by this program. `vit-jax evaluate --weights=…` measures it.' if not metrics else
+           f'On `{metrics[0]}`, at step {weights.step} of training:\n\n' + _table(
+               ('metric', 'value'), [(one, f'{value:.4f}') for one, value in metrics[1].items()])]
   return '\n\n'.join(parts) + '\n'
 
 
@@ -171,21 +174,13 @@ def run_of(source: str) -> pathlib.Path:
   return path.parents[1] if path.parent.name == 'checkpoints' else path
 
 
-def _accuracy(metrics: tuple[str, Mapping[str, float]] | None, step: int) -> str:
-  if not metrics:
-    return 'Not measured by this program. `vit-jax evaluate --weights=…` measures it.'
-  dataset, numbers = metrics
-  return f'On `{dataset}`, at step {step} of training:\n\n' + _table(
-      ('metric', 'value'), [(name, f'{value:.4f}') for name, value in numbers.items()])
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   return '\n'.join(f'| {" | ".join(row)} |' for row in (head, ['---'] * len(head), *rows))
 
 
 def find_license(source: str) -> str:
   """The license of weights by their known name, or by the card or config in their folder; '' if it is not known."""
-  if source.removesuffix('.npz') in known_weights.NAMES:
+  if source.removesuffix('.npz') in published.NAMES:
     name = source.removesuffix('.npz')
     return next(one.license for one in catalog.list_weights(name) if one.name == name)
   try:

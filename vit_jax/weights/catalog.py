@@ -7,18 +7,13 @@ were looked up.
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from typing import NamedTuple
 
 from vit_jax.core import globs
 from vit_jax.recipes import catalog
-from vit_jax.weights import known_weights
-from vit_jax.weights.families import FAMILIES
-from vit_jax.weights.families.record import Published
+from vit_jax.weights import published
 
-_LETTERS = {'tiny': 'Ti', 'small': 'S', 'base': 'B', 'large': 'L', 'huge': 'H', 's': 'S', 'b': 'B', 'l': 'L', 'g': 'g',
-            'so': 'So400m'}
 PATTERNS = (
     ('{R_Ti,R26_S,R50_L,Ti,S,B,L}_…-i21k-300ep-lr_…-aug_…', 'all files of AugReg (arXiv 2106.10270), by their names'),
     ('timm/NAME, google/NAME, facebook/NAME, openai/NAME, laion/NAME, apple/NAME', 'models of the hub, as hf://OWNER/NAME'))
@@ -62,35 +57,20 @@ def list_weights(pattern: str = '*', *, max_params: float = math.inf, family: st
 
   `PATTERNS` has further names. Without a match, the list is empty and a warning names the most similar ones.
   """
-  found = [name for name in known_weights.NAMES
-           if globs.matches(name, pattern) or catalog.matches(_rule(name)[1], pattern)]
+  found = [name for name in published.NAMES
+           if globs.matches(name, pattern) or catalog.matches(published.rule(name)[1], pattern)]
   if not found:
-    warnings.warn(f'list_weights: {globs.no_match(pattern, known_weights.NAMES)} {others()}', stacklevel=2)
-  return [one for one in map(_entry, found) if one.parameters <= max_params and globs.matches(one.family, family)
+    warnings.warn(f'list_weights: {globs.no_match(pattern, published.NAMES)} {others()}', stacklevel=2)
+  entries = []
+  for name in found:
+    rule, model = published.rule(name)
+    whole = catalog.model(model, px=rule.px, num_classes=rule.num_classes, is_hidden=rule.is_hidden)
+    entries.append(KnownWeights(name, model, whole.family, whole.parameters, whole.flops, rule.px, rule.num_classes,
+                                rule.data, rule.source, rule.license, published.NAMES[name]))
+  return [one for one in entries if one.parameters <= max_params and globs.matches(one.family, family)
           and globs.matches(one.data, data) and globs.matches(one.license, license) and px in (0, one.px)]
 
 
 def others() -> str:
   """Returns a sentence on names that work and are not listed."""
   return f'Other names that work: {"; ".join(f"{names} ({what})" for names, what in PATTERNS)}.'
-
-
-def terms(where: str) -> str:
-  """Returns a sentence on the license of the weights at a name or address; '' if it is not known."""
-  if where in known_weights.NAMES:
-    return f'License of {where}: {_rule(where)[0].license}.'
-  return known_weights.terms(where)
-
-
-def _entry(name: str) -> KnownWeights:
-  rule, model = _rule(name)
-  whole = catalog.model(model, px=rule.px, num_classes=rule.num_classes, is_hidden=rule.is_hidden)
-  return KnownWeights(name, model, whole.family, whole.parameters, whole.flops, rule.px, rule.num_classes, rule.data,
-                      rule.source, rule.license, known_weights.NAMES[name])
-
-
-def _rule(name: str) -> tuple[Published, str]:
-  """The rule of a known name, and the name of its network."""
-  rule, groups = next((rule, match.groups()) for family in FAMILIES for rule in family.published
-                      if (match := re.fullmatch(rule.pattern, name)))
-  return rule, rule.model.format(*(_LETTERS.get(group, group) for group in groups))

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import errno
 import hashlib
@@ -122,19 +121,16 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
   except urllib.error.HTTPError as error:
     if error.code == 404:
       raise FileNotFoundError(f'{_shown(address)} does not exist') from error
-    raise failures.error_class(error)(_refused(address, error)) from error
+    advice = 'Fetch it with your account and give its path.' if error.code in (401, 403) else 'Try again later.'
+    raise failures.error_class(error)(
+        f'{_shown(address)}: expected a file, got status {error.code} {_shown(str(error.reason))} from its server. '
+        f'{advice}') from error
   except (http.client.HTTPException, OSError, ValueError) as error:  # ValueError: an invalid address, as with two dots
     is_cut = isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.InvalidURL)
     raise (TemporaryError if is_cut else failures.error_class(error))(_unreachable(address, path, error)) from error
   finally:
     with contextlib.suppress(OSError):
       path.parent.rmdir()  # if it is empty
-
-
-def _refused(address: str, error: urllib.error.HTTPError) -> str:
-  advice = 'Fetch it with your account and give its path.' if error.code in (401, 403) else 'Try again later.'
-  return (f'{_shown(address)}: expected a file, got status {error.code} {_shown(str(error.reason))} from its server. '
-          f'{advice}')
 
 
 def _unreachable(address: str, path: pathlib.Path, error: Exception) -> str:
@@ -202,20 +198,13 @@ def _wrong(address: str, headers: Mapping[str, str], digests: Mapping[str, bytes
   if re.fullmatch(r'[0-9a-f]{64}', tag) and digests['sha256'].hex() != tag:
     return f'its SHA-256 is {digests["sha256"].hex()}, the server says {tag}'
   for word in (headers.get('x-goog-hash') or '').replace(' ', '').split(','):
-    if word.startswith('md5=') and _decoded(word[4:]) != digests['md5']:
+    if word.startswith('md5=') and word[4:] != base64.b64encode(digests['md5']).decode():
       return 'its MD5 is not the one that the server says'
   # The published file names of DeiT and timm end in the first digits of the file's SHA-256.
   named = re.search(r'-([0-9a-f]{8})\.(pth|safetensors)$', urllib.parse.urlsplit(address).path)
   if named and not digests['sha256'].hex().startswith(named[1]):
     return f'its SHA-256 begins with {digests["sha256"].hex()[:8]}, its name says {named[1]}'
   return ''
-
-
-def _decoded(text: str) -> bytes:
-  try:
-    return base64.b64decode(text)
-  except (binascii.Error, ValueError):
-    return b''
 
 
 def _shown(text: str) -> str:

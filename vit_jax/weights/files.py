@@ -38,12 +38,10 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, L
 class Content(NamedTuple):
   """Numeric tensors of a file by name: f32, but integers and floating point of 8 bits as they are in the file.
 
-  The other fields are those of `branches.Chosen`.
+  chosen: of which network of the file.
   """
   tensors: dict[str, HostArray]
-  path: str = ''
-  others: tuple[str, ...] = ()
-  beside: tuple[str, ...] = ()
+  chosen: Chosen
 
 
 def read(path: pathlib.Path) -> dict[str, HostArray]:
@@ -76,10 +74,10 @@ def _content(path: pathlib.Path, choose: pickles.Choose) -> Content:
   with _explained(str(path), size := _size(path)):
     tensors, chosen = _repeated(path, lambda file: _read(file, str(path), size, checked))
     found = {name: _as_f32(x) for name, x in tensors.items()}
-  return Content(found, chosen.path, chosen.others, chosen.beside)
+  return Content(found, chosen)
 
 
-def verify(path: pathlib.Path, *, shown_as: str) -> None:
+def verify(path: pathlib.Path, shown_as: str) -> None:
   """Verifies a file and its checksums without keeping its tensors.
 
   Args:
@@ -232,11 +230,4 @@ def write_npz(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
         np.lib.format.write_array(member, tensor, allow_pickle=False)
 
 
-def write_safetensors(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
-  """Writes f32 tensors in the safetensors format in the order of their names, marked as PyTorch's."""
-  safetensors.write(path, tensors)
-
-
-def write_torch(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:
-  """Writes f32 tensors as `torch.save` of a plain dict does."""
-  pickles.write_zip(path, tensors)
+write_safetensors, write_torch = safetensors.write, pickles.write_zip

@@ -16,7 +16,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.weights.hints import MOST_PX
-from vit_jax.weights.report import Line
+from vit_jax.weights.network import Line
 
 Leaves = dict[str, HostArray]
 TOKENS, NONE, ALL = 'tokens', 'none', 'all'

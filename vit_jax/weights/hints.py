@@ -1,4 +1,8 @@
-"""Settings of a network that the shapes of its parameters do not determine: from `--model`, sidecars and names."""
+"""What is set or known about weights besides their tensors: the options of a person, and `Hints` about the network.
+
+`Reading` has the options of `loading.load`. `Hints` are settings that the shapes of parameters do not determine, from
+`--model`, sidecars, published names and families.
+"""
 from __future__ import annotations
 
 import math
@@ -16,24 +20,50 @@ EPSILON = (1e-15, .999)  # limits of the epsilon of norms
 OWN_GRID = -1  # as `ByIndex.grid`: that of the table of positions
 
 
+class Reading(NamedTuple):
+  """The options of `loading.load`, which explains them; jobs get them from flags of these names."""
+  preprocess: str = ''
+  model: str = ''
+  view: str = ''
+  allow_download: bool = False
+  allow_nonfinite: bool = False
+
+
+AS_FOUND = Reading()
+"""Nothing is set: everything is detected from the weights."""
+
+
 class Hints(NamedTuple):
-  """Settings that shapes do not determine; 0 and None: unknown."""
+  """Settings that shapes do not determine; 0, '' and None: unknown.
+
+  pool: a key of `POOLS`.
+  settings: others of `schema.ViT` by dotted names, such as `positions.base`.
+  timm_pool: how timm pools tokens, in its words: token, avg or map.
+  heads_width: the heads are those of a network of this width; for others they are unknown, see `of_width`.
+  """
   heads: int = 0
   decoder_heads: int = 0
   gelu: Gelu | None = None
   norm_eps: float = 0.
   image_px: tuple[int, int] | None = None
   position_resize: PositionResize | None = None
-  pool: str = ''  # a key of POOLS
+  pool: str = ''
   norm_after_pool: bool = False
-  settings: Mapping[str, Any] = {}  # others of `schema.ViT` by dotted names, such as `positions.base`
+  settings: Mapping[str, Any] = {}
+  timm_pool: str = ''
+  heads_width: int = 0
 
   def with_fallback(self, other: Hints) -> Hints:
     """Returns these hints, with unknown values replaced by those of `other`."""
     return Hints(self.heads or other.heads, self.decoder_heads or other.decoder_heads, self.gelu or other.gelu,
                  self.norm_eps or other.norm_eps, self.image_px or other.image_px,
                  self.position_resize or other.position_resize, self.pool or other.pool,
-                 self.norm_after_pool or other.norm_after_pool, {**other.settings, **self.settings})
+                 self.norm_after_pool or other.norm_after_pool, {**other.settings, **self.settings},
+                 self.timm_pool or other.timm_pool)
+
+  def of_width(self, width: int) -> Hints:
+    """Returns the hints for a network of this width, without the heads if they are those of another one."""
+    return self if width == self.heads_width else self._replace(heads=0)
 
 
 def parse(text: str) -> Hints:

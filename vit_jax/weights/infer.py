@@ -12,8 +12,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from vit_jax.config import schema
 from vit_jax.config.schema import LastNorm, QkvBias
 from vit_jax.core.errors import UserError
@@ -36,7 +34,13 @@ def model(leaves: Leaves, hints: Hints) -> schema.Model:
     UserError: a setting cannot be determined; the message names it.
   """
   if 'backbone/blocks/tokens/up/kernel' in leaves:
-    return _mixer(leaves, hints)
+    depth, width = leaves['backbone/blocks/norm1/scale'].shape
+    default = schema.Mixer()
+    return schema.Mixer(
+        patch=leaves['backbone/stem/kernel'].shape[0], width=width, depth=depth,
+        tokens_mlp=leaves['backbone/blocks/tokens/up/kernel'].shape[-1],
+        channels_mlp=leaves['backbone/blocks/channels/up/kernel'].shape[-1],
+        gelu=hints.gelu or default.gelu, norm_eps=hints.norm_eps or default.norm_eps)
   if 'backbone/root/kernel' in leaves:
     found = schema.ResNet(layers=units(leaves, 'backbone'), width=leaves['backbone/root/kernel'].shape[-1])
     return dataclasses.replace(found, var_eps=_own(hints.settings, 'stem').get('var_eps', found.var_eps))
@@ -67,17 +71,30 @@ def units(leaves: Leaves, prefix: str) -> tuple[int, ...]:
 
 def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
   depth, width = leaves['backbone/blocks/norm1/scale'].shape
-  stem, pool = _stem(leaves, hints.settings), _pool(leaves, hints)
+  may_lack = 'backbone/norm_before/scale' in leaves  # bias of the stem, last norm; others would be incomplete
+  stem = _stem(leaves, hints.settings, has_bias='backbone/stem/bias' in leaves or not may_lack)
+  pool = _pool(leaves, hints)
   patch = leaves['backbone/stem/kernel'].shape[0] * stem.stride
-  query, mlp = leaves[f'{_BLOCKS}/attn/query/kernel'], _mlp(leaves)
+  mlp = (schema.SwiGlu if f'{_BLOCKS}/mlp/gate/kernel' in leaves else schema.Mlp)(
+      hidden=leaves[f'{_BLOCKS}/mlp/up/kernel'].shape[-1], bias=f'{_BLOCKS}/mlp/down/bias' in leaves,
+      inner_norm=f'{_BLOCKS}/mlp/norm/scale' in leaves)
+  query = leaves[f'{_BLOCKS}/attn/query/kernel']
   heads = query.shape[-2] if query.ndim == 4 else hints.heads or known_heads(width, depth, mlp)
   _check_heads(heads, width, said=hints.heads)
+  has_query, has_key = (f'{_BLOCKS}/attn/{name}/bias' in leaves for name in ('query', 'key'))
+  attention = schema.Attention(
+      qkv_bias=QkvBias.NONE if not has_query else QkvBias.ALL if has_key else QkvBias.QUERY_VALUE,
+      out_bias=f'{_BLOCKS}/attn/out/bias' in leaves, qk_norm=f'{_BLOCKS}/attn/query_norm/scale' in leaves,
+      inner_norm=f'{_BLOCKS}/attn/norm/scale' in leaves)
   norm = schema.LayerNorm if f'{_BLOCKS}/norm1/bias' in leaves else schema.RmsNorm
+  has_last = 'backbone/norm/scale' in leaves or not may_lack
+  last_norm = LastNorm.POOLED if hints.norm_after_pool else hints.settings.get(
+      'last_norm', LastNorm.TOKENS if has_last else LastNorm.NONE)
   return schema.ViT(
-      patch=patch, width=width, depth=depth, heads=heads, mlp=mlp, attention=_attention(leaves),
+      patch=patch, width=width, depth=depth, heads=heads, mlp=mlp, attention=attention,
       block=schema.Plain(layer_scale=LAYER_SCALE if f'{_BLOCKS}/scale1' in leaves else 0.),
       positions=_positions(leaves, hints, patch, pool), pool=pool, stem=stem, norm=norm(hints.norm_eps or norm().eps),
-      norm_before='backbone/norm_before/scale' in leaves, last_norm=_last_norm(leaves, hints),
+      norm_before='backbone/norm_before/scale' in leaves, last_norm=last_norm,
       registers=leaves['backbone/registers'].shape[1] if 'backbone/registers' in leaves else 0,
       gelu=hints.gelu or schema.ViT().gelu)
 
@@ -87,38 +104,11 @@ def _own(settings: Mapping[str, Any], part: str) -> dict[str, Any]:
   return {name.removeprefix(f'{part}.'): value for name, value in settings.items() if name.startswith(f'{part}.')}
 
 
-def _stem(leaves: Leaves, settings: Mapping[str, Any]) -> schema.PatchStem | schema.ResNetStem:
+def _stem(leaves: Leaves, settings: Mapping[str, Any], *, has_bias: bool) -> schema.PatchStem | schema.ResNetStem:
   if 'backbone/stem/root/kernel' in leaves:
     return schema.ResNetStem(units(leaves, 'backbone/stem'), leaves['backbone/stem/root/kernel'].shape[-1],
                              **_own(settings, 'stem'))
-  return schema.PatchStem(bias='backbone/stem/bias' in leaves or not _may_lack(leaves),
-                          norm='backbone/stem_norm/scale' in leaves)
-
-
-def _may_lack(leaves: Leaves) -> bool:
-  """Whether a bias of the stem or the last norm may be absent; a file of another family would be incomplete."""
-  return 'backbone/norm_before/scale' in leaves
-
-
-def _last_norm(leaves: Leaves, hints: Hints) -> LastNorm:
-  if hints.norm_after_pool:
-    return LastNorm.POOLED
-  has_norm = 'backbone/norm/scale' in leaves or not _may_lack(leaves)
-  return hints.settings.get('last_norm', LastNorm.TOKENS if has_norm else LastNorm.NONE)
-
-
-def _mlp(leaves: Leaves) -> schema.Mlp | schema.SwiGlu:
-  kind = schema.SwiGlu if f'{_BLOCKS}/mlp/gate/kernel' in leaves else schema.Mlp
-  return kind(hidden=leaves[f'{_BLOCKS}/mlp/up/kernel'].shape[-1], bias=f'{_BLOCKS}/mlp/down/bias' in leaves,
-              inner_norm=f'{_BLOCKS}/mlp/norm/scale' in leaves)
-
-
-def _attention(leaves: Leaves) -> schema.Attention:
-  has_query, has_key = (f'{_BLOCKS}/attn/{name}/bias' in leaves for name in ('query', 'key'))
-  return schema.Attention(
-      qkv_bias=QkvBias.NONE if not has_query else QkvBias.ALL if has_key else QkvBias.QUERY_VALUE,
-      out_bias=f'{_BLOCKS}/attn/out/bias' in leaves, qk_norm=f'{_BLOCKS}/attn/query_norm/scale' in leaves,
-      inner_norm=f'{_BLOCKS}/attn/norm/scale' in leaves)
+  return schema.PatchStem(bias=has_bias, norm='backbone/stem_norm/scale' in leaves)
 
 
 def _positions(leaves: Leaves, hints: Hints, patch: int, pool: schema.PoolSettings) -> schema.PositionSettings:
@@ -205,16 +195,6 @@ def _check_heads(heads: int, width: int, *, said: int) -> None:
     raise UserError(f'--model=heads: expected a divisor of the width {width}, got {heads}. Set another.')
 
 
-def _mixer(leaves: Leaves, hints: Hints) -> schema.Mixer:
-  depth, width = leaves['backbone/blocks/norm1/scale'].shape
-  default = schema.Mixer()
-  return schema.Mixer(
-      patch=leaves['backbone/stem/kernel'].shape[0], width=width, depth=depth,
-      tokens_mlp=leaves['backbone/blocks/tokens/up/kernel'].shape[-1],
-      channels_mlp=leaves['backbone/blocks/channels/up/kernel'].shape[-1],
-      gelu=hints.gelu or default.gelu, norm_eps=hints.norm_eps or default.norm_eps)
-
-
 def _efficientnet(leaves: Leaves) -> schema.EfficientNet:
   """Returns the settings of the published EfficientNet with these channels and blocks."""
   found = {name for name in leaves if re.fullmatch(r'backbone/stage\d+/block\d+/depthwise/conv/kernel', name)}
@@ -252,30 +232,18 @@ def decoder(leaves: Leaves, hints: Hints) -> schema.Mae | None:
   return schema.Mae(decoder_width=width, decoder_depth=depth, decoder_heads=heads)
 
 
-def with_heads(leaves: Leaves, *, heads: int, decoder_heads: int, pool_heads: int = 0) -> Leaves:
-  """Returns the leaves with all attention kernels split into heads, `[…, D, A, K]`; split kernels stay unchanged.
+def fitted(leaves: Leaves, shapes: Mapping[str, Any]) -> Leaves:
+  """Returns the leaves with attention split into heads, `[…, D, A, K]`, where the network has it so and a file has not.
 
-  Raises:
-    UserError: a kernel cannot be split into this number of heads.
+  `shapes` are those of the network. A leaf that is not its matrix with joined heads stays as it is.
   """
-  found = {}
+  found = dict(leaves)
   for name, leaf in leaves.items():
-    count = decoder_heads if name.startswith('decoder/') else heads
-    count = pool_heads if pool_heads and name.startswith('backbone/pool/') else count
-    place = re.fullmatch(r'(.*/)?attn/(query|key|value|out)/(kernel|bias)', name)
-    lead = 1 if '/blocks/' in name else 0
-    if not count:  # there is no such network: its tensors are reported as unused
-      place = None
-    is_out = bool(place and place[2] == 'out')
-    if place and place[3] == 'kernel' and leaf.ndim == lead + 2 and (width := leaf.shape[-2 if is_out else -1]) % count:
-      raise UserError(f'--model=heads: expected a divisor of the {width} channels of {name}, got {count}. Set another.')
-    if place and not is_out and leaf.ndim == lead + 1 and leaf.shape[-1] % count:
-      raise UserError(f'{count} heads do not divide the {leaf.shape[-1]} channels of {name}')
-    if place and not is_out and leaf.ndim == lead + (2 if place[3] == 'kernel' else 1):
-      leaf = leaf.reshape(*leaf.shape[:-1], count, leaf.shape[-1] // count)
-    elif is_out and place and place[3] == 'kernel' and leaf.ndim == lead + 2:
-      leaf = leaf.reshape(*leaf.shape[:-2], count, leaf.shape[-2] // count, leaf.shape[-1])
-    found[name] = leaf
+    shape = shapes[name].shape if name in shapes else leaf.shape
+    joined = [(*shape[:at], shape[at] * shape[at + 1], *shape[at + 2:]) for at in range(len(shape) - 3, len(shape) - 1)
+              if at >= 0]
+    if re.search(r'(^|/)attn/(query|key|value|out)/(kernel|bias)$', name) and leaf.shape in joined:
+      found[name] = leaf.reshape(shape)
   return found
 
 
@@ -305,7 +273,3 @@ def grid(num_tokens: int, patch: int, image_px: tuple[int, int] | None) -> tuple
     return side, side
   raise UserError(f'{num_tokens} positions are no square grid; say for which images they are: '
                   f'--model=image=HEIGHTxWIDTH (patches have {patch} px)')
-
-
-def is_zero(leaf: HostArray) -> bool:
-  return not np.any(leaf)

@@ -23,7 +23,6 @@ from vit_jax.models.mae_decoder import Decoder
 from vit_jax.weights import (
   addresses,
   branches,
-  catalog,
   files,
   grids,
   infer,
@@ -41,9 +40,8 @@ from vit_jax.weights import preprocess as preparing
 from vit_jax.weights.families.record import Clues
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.infer import Leaves
-from vit_jax.weights.network import Weights, describe, position_resize, setting
-from vit_jax.weights.preprocess import Preprocess
-from vit_jax.weights.report import Line, Report
+from vit_jax.weights.network import Line, Report, Weights, describe, position_resize
+from vit_jax.weights.preprocess import Known, Preprocess
 
 
 def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', first: str = '',
@@ -66,18 +64,18 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', f
     UserError: the file does not exist, is not a weight file, a tensor is missing or has no place, or a value is not
       finite.
   """
-  found = _load(where, preprocess, model, view, first, allow_download)
+  explicit, hints = preparing.parse(preprocess), model_hints.parse(model)
+  path, shown = addresses.local(where), redacted(where)
+  found = (_of_run(shown, runs.read(path, view=view, first=first), explicit, hints) if runs.is_run(path) else
+           _of_files(path, shown, explicit, hints, view, allow_download))
   if not allow_nonfinite and (bad := _not_finite(trees.flatten(found.params) | trees.flatten(found.state))):
     raise UserError(f'--weights={where}: expected weights with finite values, got {bad}. Use other weights, such as an '
                     'earlier checkpoint, or add --allow_nonfinite to use these.')
   return found._replace(given=where)
 
 
-def _load(where: str, preprocess: str, model: str, view: str, first: str, allow_download: bool) -> Weights:
-  explicit, hints = preparing.parse(preprocess), model_hints.parse(model)
-  path, where = addresses.local(where), redacted(where)
-  if runs.is_run(path):
-    return _of_run(where, runs.read(path, view=view, first=first), explicit, hints)
+def _of_files(path: pathlib.Path, where: str, explicit: list[preparing.PreprocessRule], hints: Hints, view: str,
+              allow_download: bool) -> Weights:
   adapter = peft.read(path) if peft.is_adapter(path) else None
   shards = addresses.weight_files(
       peft.resolve(adapter, where, allow_download=allow_download) if adapter else path)
@@ -105,7 +103,7 @@ def read(shards: Sequence[pathlib.Path], view: str = '') -> files.Content:
     tensors |= more
   found = branches.choose(tensors, recognize.is_known, view)
   kept = {new: tensors[name] for new, name in found.names.items()}
-  return files.Content(kept, found.path, found.others, found.beside)
+  return files.Content(kept, found)
 
 
 def text(weights: Weights) -> str:
@@ -124,42 +122,47 @@ def _of_tensors(content: files.Content, path: pathlib.Path, where: str, explicit
   sidecar, known = sidecars.read(path), recognize.recognize(content.tensors)
   named = published.find((sidecar.architecture, str(path), where))
   found = tables.read(known.tensors, known.table)
-  named = named.applied(known.family, found.leaves.get('backbone/blocks/norm1/scale', np.zeros(1)).shape[-1])
+  named_hints = named.hints.of_width(found.leaves.get('backbone/blocks/norm1/scale', np.zeros(1)).shape[-1])
+  if known.family in ('vision_transformer', 'big_vision', 'bit'):  # files of programs that have these settings
+    named_hints = Hints()
   given_px = hints.image_px
-  hints = hints.with_fallback(sidecar.hints).with_fallback(named.hints._replace(position_resize=None))
+  hints = hints.with_fallback(sidecar.hints).with_fallback(named_hints._replace(position_resize=None))
   has_gelu = hints.gelu is not None
   hints = hints.with_fallback(known.hints).with_fallback(Hints(
-      position_resize=resize.convention(known.family, named.hints.position_resize,
+      position_resize=resize.convention(known.family, named_hints.position_resize,
                                         has_registers='backbone/registers' in found.leaves),
-      pool=infer.pool_of_timm(sidecar.pool or named.pool, found.leaves)))
-  _check_all_used(found, content.path)
+      pool=infer.pool_of_timm(hints.timm_pool, found.leaves)))
+  _check_all_used(found, content.chosen.path)
   _check_rgb(found.leaves)
   model = infer.model(found.leaves, hints)
   said = (sidecar.architecture, path.name, where)
-  clues = Clues(tuple(one.rpartition('/')[2].lower() for one in said), sidecar != sidecars.Sidecar(), has_gelu)
+  clues = Clues(tuple(one.rpartition('/')[2].lower() for one in said), sidecar != Known(), has_gelu)
   unsure = [*known.warn(model, clues), *_fixed_positions(model, found.leaves, known.family),
             *_guessed_pool(model, found.leaves, hints)]
   decoder = infer.decoder(found.leaves, hints)
-  leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
-                            decoder_heads=decoder.decoder_heads if decoder else 0,
-                            pool_heads=setting(model, 'pool.heads') or 0)
-  leaves = rotary.reordered(leaves, rotary.order(model))
   named_px = [rule.values['image_px'] for rule in named.rules if 'image_px' in rule.values]
   known_px = [*([hints.image_px] if hints.image_px else []), *named_px]
-  leaves, lines, own_px, assumed = grids.place(leaves, model, grids.Sizes(given_px, tuple(known_px)), known.first)
+  leaves, lines, own_px, assumed = grids.place(found.leaves, model, grids.Sizes(given_px, tuple(known_px)), known.first)
   head, num_classes = _head(leaves)
   if isinstance(model, schema.EfficientNet) and not hints.image_px:
     hints = hints._replace(image_px=infer.efficientnet_px(model))
   image_px = own_px or hints.image_px or (224, 224)
-  _check_complete(leaves, expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves))
+  wanted = expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves)
+  leaves = infer.fitted(leaves, trees.flatten(wanted))
+  if differences := trees.difference(trees.unflatten(leaves), wanted, found_name='the file', wanted_name='the network'):
+    raise UserError('the tensors do not make a complete network:\n' + '\n'.join(tables.listed(
+        line.strip() for line in differences.splitlines())))
+  leaves = rotary.reordered(leaves, rotary.order(model))
   rules = [*explicit, *sidecar.rules, *named.rules]
   rules += [preparing.PreprocessRule('its size', {'image_px': hints.image_px})] if hints.image_px else []
   decided, warnings = preparing.decide(rules, usual=recognize.usual(known.family), own_px=own_px)
   names, more = _names(sidecar.class_names, num_classes)
   taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
-  notes = tuple(filter(None, [
-      _network_note(content), assumed, catalog.terms(where), infer.pool_note(model, hints)]))
-  beside = [Line(name, 'dropped', f'beside the network {content.path} of the file') for name in content.beside]
+  chosen = content.chosen
+  several = (f'Network: {chosen.path or "the one without a name"}, of several in the file. '
+             f'--view={" or ".join(chosen.others)} reads another.') if chosen.others else ''
+  notes = tuple(filter(None, [several, assumed, published.terms(where), infer.pool_note(model, hints)]))
+  beside = [Line(name, 'dropped', f'beside the network {chosen.path} of the file') for name in chosen.beside]
   report = Report((*taken, *lines, *known.dropped, *beside), notes,
                   (*warnings, *unsure, *more, *_unusable_values(leaves)))
   params = trees.unflatten(leaves)
@@ -194,14 +197,6 @@ def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
   kept = tuple(line for line in weights.report.lines if line.name not in resized or line.what != 'taken')
   return weights._replace(params=trees.unflatten(leaves), preprocess=preprocess,
                           report=weights.report._replace(lines=(*kept, *lines)))
-
-
-def _network_note(content: files.Content) -> str:
-  """Returns a sentence on which network of a file with several was read."""
-  if not content.others:
-    return ''
-  return (f'Network: {content.path or "the one without a name"}, of several in the file. --view={content.others[0]}'
-          + ''.join(f' or {name}' for name in content.others[1:]) + ' reads another.')
 
 
 _FIRST = ('backbone/stem/root/kernel', 'backbone/stem/kernel', 'backbone/stem/conv/kernel', 'backbone/root/kernel')
@@ -259,13 +254,6 @@ def expected(model: schema.Model, head: schema.Head, num_classes: int, decoder: 
   return jax.eval_shape(init)
 
 
-def _check_complete(leaves: Leaves, wanted: Params) -> None:
-  """Raises UserError with the differences if leaves and parameters do not match one to one."""
-  if differences := trees.difference(trees.unflatten(leaves), wanted, found_name='the file', wanted_name='the network'):
-    raise UserError('the tensors do not make a complete network:\n' + '\n'.join(tables.listed(
-        line.strip() for line in differences.splitlines())))
-
-
 def _names(names: tuple[str, ...], num_classes: int) -> tuple[tuple[str, ...], list[str]]:
   if not num_classes:  # features, without a head whose outputs the names would be of
     return (), []
@@ -302,7 +290,7 @@ def _guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints) -> list[str
 def _unusable_values(leaves: Leaves) -> list[str]:
   """Returns warnings about values that cannot be used."""
   found = []
-  if 'head/kernel' in leaves and infer.is_zero(leaves['head/kernel']):
+  if 'head/kernel' in leaves and not np.any(leaves['head/kernel']):
     found.append('the head is all zeros, as in the ImageNet-21k files of the ViT paper: its predictions mean nothing')
   bad = _not_finite(leaves)
   return found + ([f'not finite: {bad}'] if bad else [])
@@ -330,11 +318,8 @@ def _of_run(where: str, found: runs.Found, explicit: list[preparing.PreprocessRu
   report = Report(tuple(Line(name, 'taken') for name in leaves),
                   (f'Run: step {found.step:,}, view {found.view}',), tuple(_unusable_values(leaves)))
   names, more = ((), []) if has_text else _names(found.class_names, num_classes)
+  objective = found.config.objective
+  is_sigmoid = isinstance(objective, schema.Supervised) and objective.loss is not schema.Loss.SOFTMAX
   return at_size(Weights(found.config.model, head, num_classes, found.params, found.state, decoder, own, names, 'run',
                          where, report._replace(warnings=(*report.warnings, *more)), step=found.step,
-                         is_sigmoid=_is_sigmoid(found.config.objective)), decided)
-
-
-def _is_sigmoid(objective: schema.Objective) -> bool:
-  """Returns whether each class is a decision of its own in the loss of a run."""
-  return isinstance(objective, schema.Supervised) and objective.loss is not schema.Loss.SOFTMAX
+                         is_sigmoid=is_sigmoid), decided)

@@ -25,7 +25,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models import adapters
 from vit_jax.weights import addresses, files, sidecars, tables
-from vit_jax.weights.preprocess import PreprocessRule
+from vit_jax.weights.preprocess import Known, PreprocessRule
 
 log = logging.getLogger('vit_jax.weights')
 
@@ -117,7 +117,7 @@ def read(path: pathlib.Path) -> Adapter:
     layers[layer] = Layer(a, b, None if m is None else m.reshape(-1), settings.scale(layer, len(a)))
   if problems:
     raise UserError('\n'.join([f'{file}: expected adapters of dense layers, got others:', *tables.listed(problems)]))
-  beside = sidecars.of_adapters(path / SIDE) if (path / SIDE).is_file() else sidecars.Sidecar()
+  beside = sidecars.of_adapters(path / SIDE) if (path / SIDE).is_file() else Known()
   return Adapter(settings.base, layers, replaced, beside.class_names, list(beside.rules))
 
 

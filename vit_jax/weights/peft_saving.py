@@ -152,7 +152,8 @@ def to_layers(run: Run) -> dict[str, Layer]:
       continue
     is_one = len(present) == len(parts) and all((one.a == present[0].a).all() for one in present)
     for i in range(len(present[0].a)):
-      name = _tensor(theirs.replace('{i}', str(i)), tensors)
+      ending = theirs.replace('{i}', str(i))  # the file has it with a prefix, or without
+      name = next(one for one in tensors if one == ending or one.endswith(f'.{ending}'))
       each = [None if one is None else Layer(one.a[i], one.b[i], None if one.m is None else one.m[i], one.scale)
               for one in parts]
       found[_module(name.removesuffix('.weight'), run.family)] = _joined(each, tensors[name], is_one=is_one)
@@ -196,11 +197,6 @@ def _tensors(run: Run, *, merged: bool) -> dict[str, HostArray]:
   if not merged:
     weights = weights._replace(params={**weights.params, **run.found.frozen})
   return saving.to_tensors(weights, run.family)
-
-
-def _tensor(theirs: str, tensors: Mapping[str, HostArray]) -> str:
-  """Returns the name of a tensor of a table, which may have a prefix."""
-  return next(name for name in tensors if name == theirs or name.endswith(f'.{theirs}'))
 
 
 def _module(name: str, family: str) -> str:

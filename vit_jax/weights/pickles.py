@@ -47,20 +47,9 @@ def read_zip(archive: zipfile.ZipFile, choose: Choose) -> tuple[dict[str, HostAr
     ValueError: the file is damaged, or its tensors take more than `MOST_SHARING` times the bytes of their storages.
   """
   found, folder = follow_zip(archive)
-  held: dict[Storage, HostArray] = {}
-
-  def flat(storage: Storage) -> HostArray:
-    if storage not in held:
-      data = archives.read_member(archive, f'{folder}data/{storage.key}')
-      held[storage] = _numbers(data, storage)
-    return held[storage]
-
-  def length(storage: Storage) -> int:
-    name = f'{folder}data/{storage.key}'
-    return archive.getinfo(name).file_size if name in archive.NameToInfo else -1
-
-  tensors, chosen = _chosen(found, choose, length)
-  return {name: _view(flat(x.storage), x) for name, x in tensors.items()}, chosen
+  lengths = {name.removeprefix(f'{folder}data/'): info.file_size for name, info in archive.NameToInfo.items()
+             if name.startswith(f'{folder}data/')}
+  return _arrays(found, choose, lengths, lambda key: archives.read_member(archive, f'{folder}data/{key}'))
 
 
 def follow_zip(archive: zipfile.ZipFile) -> tuple[Any, str]:
@@ -88,28 +77,17 @@ def read_old(file: BinaryIO, choose: Choose, *, size: int) -> tuple[dict[str, Ho
   Raises: as `read_zip`.
   """
   found, places = follow_old(file, size=size)
-  held: dict[Storage, HostArray] = {}
 
-  def flat(storage: Storage) -> HostArray:
-    if storage not in held:
-      if storage.key not in places:
-        raise ValueError(f'it has no storage {storage.key[:20]!r}')
-      start, count = places[storage.key]
-      if count != storage.size:
-        raise ValueError(f'storage {storage.key[:20]!r} has {count:,} numbers, its tensors expect {storage.size:,}')
-      file.seek(start)
-      held[storage] = _numbers(file.read(count * DTYPES[storage.kind].itemsize), storage)
-    return held[storage]
+  def data(key: str) -> bytes:
+    start, length = places[key]
+    file.seek(start)
+    return file.read(length)
 
-  def length(storage: Storage) -> int:
-    return places[storage.key][1] * DTYPES[storage.kind].itemsize if storage.key in places else -1
-
-  tensors, chosen = _chosen(found, choose, length)
-  return {name: _view(flat(x.storage), x) for name, x in tensors.items()}, chosen
+  return _arrays(found, choose, {key: length for key, (_, length) in places.items()}, data)
 
 
 def follow_old(file: BinaryIO, *, size: int) -> tuple[Any, dict[str, tuple[int, int]]]:
-  """Returns the object that the pickles describe, and the offset and number of elements of each storage.
+  """Returns the object that the pickles describe, and the offset and the bytes of each storage.
 
   Raises: as `read_old`.
   """
@@ -126,46 +104,50 @@ def follow_old(file: BinaryIO, *, size: int) -> tuple[Any, dict[str, tuple[int, 
     start, itemsize = file.tell(), DTYPES[kinds[key]].itemsize
     if not 0 <= count <= (size - start) // itemsize:
       raise ValueError('the numbers end early')
-    places[key] = start, count
+    places[key] = start, count * itemsize
     file.seek(start + count * itemsize)
   if file.tell() != size:
     raise ValueError(f'{size - file.tell():,} bytes follow its numbers')
   return found, places
 
 
-def _numbers(data: bytes | bytearray, storage: Storage) -> HostArray:
-  dtype = DTYPES[storage.kind]
-  if len(data) != storage.size * dtype.itemsize:
-    raise ValueError(f'storage {storage.key[:20]!r} has {len(data):,} bytes, its {storage.size:,} numbers take '
-                     f'{storage.size * dtype.itemsize:,}')
-  return np.frombuffer(data, dtype)
+def _arrays(found: Any, choose: Choose, lengths: Mapping[str, int], data: Callable[[str], bytes | bytearray]
+            ) -> tuple[dict[str, HostArray], Chosen]:
+  """Returns the chosen tensors as views of their storages; their bounds were checked when the pickle was interpreted.
 
+  Args:
+    found: the object that a pickle describes.
+    choose: see `Choose`.
+    lengths: bytes of the storages in the file, by key.
+    data: returns the storage of a key.
 
-def _view(flat: HostArray, tensor: Tensor) -> HostArray:
-  """Returns the tensor as a view of `flat`; its bounds were checked when its pickle was interpreted."""
-  if 0 in tensor.shape:
-    return np.zeros(tensor.shape, flat.dtype)
-  strides = [s * flat.itemsize for s in tensor.strides]
-  return np.lib.stride_tricks.as_strided(flat[tensor.offset:], tensor.shape, strides, writeable=False)
-
-
-def _chosen(found: Any, choose: Choose, length: Callable[[Storage], int]) -> tuple[dict[str, Tensor], Chosen]:
-  """Returns the chosen tensors after checking that their storages are there, and that they respect `MOST_SHARING`.
-
-  `length` returns the bytes of a storage in the file, -1 if it is not there.
+  Raises:
+    ValueError: a storage has another size than its tensors expect, or tensors do not respect `MOST_SHARING`.
   """
   if type(found) is not dict:
     raise ValueError(f'it holds a {type(found).__name__} instead of named tensors')
   tensors = dict(_flat(found, '', set(), _MOST_DEPTH))
   for storage in {x.storage for x in tensors.values()}:
-    if (has := length(storage)) not in (-1, wanted := storage.size * DTYPES[storage.kind].itemsize):
+    wanted = storage.size * DTYPES[storage.kind].itemsize
+    if (has := lengths.get(storage.key, wanted)) != wanted:
       raise ValueError(f'storage {storage.key[:20]!r} has {has:,} bytes, its {storage.size:,} numbers take {wanted:,}')
-  tensors = {name: x for name, x in tensors.items() if length(x.storage) >= 0}
+  tensors = {name: x for name, x in tensors.items() if x.storage.key in lengths}
   _check_sharing(tensors, _MOST_REPEATED)
   chosen = choose({name: np.broadcast_to(np.zeros((), DTYPES[x.storage.kind]), x.shape) for name, x in tensors.items()})
   kept = {new: tensors[name] for new, name in chosen.names.items()}
   _check_sharing(kept, MOST_SHARING)
-  return kept, chosen
+  held: dict[Storage, HostArray] = {}
+  arrays: dict[str, HostArray] = {}
+  for name, x in kept.items():
+    dtype = DTYPES[x.storage.kind]
+    if x.storage not in held:
+      if len(content := data(x.storage.key)) != x.storage.size * dtype.itemsize:
+        raise ValueError(f'storage {x.storage.key[:20]!r} has {len(content):,} bytes, its {x.storage.size:,} numbers '
+                         f'take {x.storage.size * dtype.itemsize:,}')
+      held[x.storage] = np.frombuffer(content, dtype)
+    arrays[name] = np.zeros(x.shape, dtype) if 0 in x.shape else np.lib.stride_tricks.as_strided(
+        held[x.storage][x.offset:], x.shape, [s * dtype.itemsize for s in x.strides], writeable=False)
+  return arrays, chosen
 
 
 def _flat(found: dict[str, Any], path: str, seen: set[int], depth: int) -> Iterator[tuple[str, Tensor]]:

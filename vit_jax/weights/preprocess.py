@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core.errors import UserError
-from vit_jax.weights.hints import MOST_PX, parse_number, parse_px, parse_whole
+from vit_jax.weights.hints import MOST_PX, Hints, parse_number, parse_px, parse_whole
 
 
 class Preprocess(NamedTuple):
@@ -54,6 +54,22 @@ class PreprocessRule(NamedTuple):
   rule: str
   values: Mapping[str, Any]
   is_guess: bool = False
+
+
+class Known(NamedTuple):
+  """What sidecars or a published name say about weights.
+
+  hints: settings of the network.
+  rules: of the preprocessing, the first one that has a value decides.
+  class_names: of the outputs, in their order.
+  architecture: timm's name of the network, with its tag if the config has one.
+  is_sigmoid: that of `network.Weights`.
+  """
+  hints: Hints = Hints()
+  rules: tuple[PreprocessRule, ...] = ()
+  class_names: tuple[str, ...] = ()
+  architecture: str = ''
+  is_sigmoid: bool = False
 
 
 NORMS: dict[str, dict[str, Any]] = {

@@ -1,9 +1,10 @@
-"""What is known about published weights by their names: `published.txt`, the one table of it.
+"""What is known about published weights by their names: addresses, licenses, and the facts of `published.txt`.
 
 Tensors do not show the form of the GELU, the number of heads, an epsilon, how tokens are pooled, or how images are
 prepared. The table has these facts for every pretrained tag of timm whose network can be read here, for the names of
 open_clip, and for the files of the authors, with their sources. Names that are not in the table are not guessed from:
-what they leave open is a default of the family, with a warning.
+what they leave open is a default of the family, with a warning. Names, addresses and licenses are in the records of
+the families; AugReg's files have names of their own, `{model}-{data}-{epochs}ep-lr_…-wd_…-do_…-sd_…[--{dataset}-…]`.
 """
 from __future__ import annotations
 
@@ -15,34 +16,44 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, LastNorm, PositionResize
+from vit_jax.core import globs
 from vit_jax.core.errors import UserError
+from vit_jax.weights.families import FAMILIES
+from vit_jax.weights.families.record import Published
 from vit_jax.weights.hints import Hints
-from vit_jax.weights.preprocess import NORMS, PreprocessRule
+from vit_jax.weights.preprocess import NORMS, Known, PreprocessRule
 
 _TABLE = pathlib.Path(__file__).with_name('published.txt')
 _SUFFIXES = r'\.(npz|safetensors|pth|pt|bin|msgpack)$'
 _GENERIC = re.compile(r'(model|pytorch_model|open_clip_(model|pytorch_model)|flax_model|adapter_model|weights|'
                       r'checkpoint)(-\d+-of-\d+)?')
 """Names of files that are named by their folder."""
-POOLS = ('token', 'avg', 'map')
-_GEOMETRY = {one.value: one for one in Geometry}
+_LETTERS = {'tiny': 'Ti', 'small': 'S', 'base': 'B', 'large': 'L', 'huge': 'H', 's': 'S', 'b': 'B', 'l': 'L', 'g': 'g',
+            'so': 'So400m'}
+_AUGREG = re.compile(r'(R_Ti|R26_S|R50_L|Ti|S|B|L)_\d+-i(1|21)k-\d+ep-lr_[\w.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+'
+                     r'(--\w+-steps_\d+k-lr_[\d.]+-res_\d+)?')
+NAMES: dict[str, str] = {name: address for family in FAMILIES for name, address in family.addresses.items()}
+"""Known names and their addresses."""
+_IMAGES: dict[str, dict[str, Any]] = {
+    **NORMS, **{one.value: {'geometry': one} for one in Geometry},
+    **{one.value: {'interpolation': one} for one in Interpolation}, 'squash': {'resize': 0},
+    'no_antialias': {'antialias': False}}
+_NETWORKS: dict[str, dict[str, Any]] = {
+    **{one.value: {'gelu': one} for one in Gelu}, **{one: {'timm_pool': one} for one in ('token', 'avg', 'map')}}
+"""Words of the table that stand alone: of the preprocessing, and of `Hints`."""
 
 
 class Facts(NamedTuple):
   """What one row says; empty: nothing.
 
   name: of the weights, for messages.
-  hints: settings of the network; the pooling is in `pool`, as it depends on whether there is a class token.
-  width: of the network, if the heads are known.
-  pool: in timm's words, one of `POOLS`.
+  hints: settings of the network, with the pooling in timm's words.
   values: of the preprocessing, as in `PreprocessRule`.
   refused: why networks here cannot compute it.
   source: where the facts are from.
   """
   name: str
   hints: Hints = Hints()
-  width: int = 0
-  pool: str = ''
   values: Mapping[str, Any] = {}
   refused: str = ''
   source: str = ''
@@ -61,25 +72,7 @@ class Table(NamedTuple):
   older: dict[str, str]
 
 
-class Found(NamedTuple):
-  """What is known about weights by their names.
-
-  hints, width, pool: as in `Facts`.
-  rules: of the preprocessing, the first one that has a value decides.
-  """
-  hints: Hints = Hints()
-  width: int = 0
-  pool: str = ''
-  rules: tuple[PreprocessRule, ...] = ()
-
-  def applied(self, family: str, width: int) -> Found:
-    """Returns what holds for tensors of this family and width; heads are those of one width."""
-    if family in ('vision_transformer', 'big_vision', 'bit'):
-      return self._replace(hints=Hints(), pool='')  # files of programs that have these settings themselves
-    return self if width == self.width else self._replace(hints=self.hints._replace(heads=0))
-
-
-def find(names: Iterable[str]) -> Found:
+def find(names: Iterable[str]) -> Known:
   """Returns what the first known one of these names says: names, addresses or paths of weights.
 
   Raises:
@@ -89,7 +82,7 @@ def find(names: Iterable[str]) -> Found:
     for plain in candidates(name):
       if found := _exact(plain) or _by_network(plain):
         return found
-  return Found()
+  return Known()
 
 
 def candidates(where: str) -> list[str]:
@@ -110,7 +103,7 @@ def full_name(network: str, tag: str) -> str:
   return f'{network}.{tag}' if tag and '.' not in network else network
 
 
-def _exact(name: str) -> Found | None:
+def _exact(name: str) -> Known | None:
   """Returns the facts of a name that is in the table as it stands, or that a pattern matches."""
   rows = table()
   name = rows.older.get(name, name)
@@ -120,7 +113,7 @@ def _exact(name: str) -> Found | None:
   return next((_found(facts._replace(name=name)) for pattern, facts in rows.patterns if pattern.fullmatch(name)), None)
 
 
-def _by_network(name: str) -> Found | None:
+def _by_network(name: str) -> Known | None:
   """Returns the facts of timm's network that a name begins with; None for another name.
 
   Where tags of the network differ in a value, that of timm's default tag is used, and it is a guess; no form of the
@@ -140,11 +133,56 @@ def _by_network(name: str) -> Found | None:
   return found._replace(rules=(*found.rules, rest))
 
 
-def _found(facts: Facts) -> Found:
+def _found(facts: Facts) -> Known:
   if facts.refused:
     raise UserError(f'{facts.name}: expected a network that is available here, got one with {facts.refused}. Use other '
                     'weights; docs/reference/families.md lists the families.')
-  return Found(facts.hints, facts.width, facts.pool, (PreprocessRule(f'the name {facts.name}', facts.values),))
+  return Known(facts.hints, (PreprocessRule(f'the name {facts.name}', facts.values),))
+
+
+# Addresses and licenses
+
+def rule(name: str) -> tuple[Published, str]:
+  """Returns the rule of a known name, and the name of its network."""
+  found, groups = next((one, match.groups()) for family in FAMILIES for one in family.published
+                       if (match := re.fullmatch(one.pattern, name)))
+  return found, found.model.format(*(_LETTERS.get(group, group) for group in groups))
+
+
+def terms(where: str) -> str:
+  """Returns a sentence on the license of weights at a name or address; '' if it is not known."""
+  if where in NAMES:
+    return f'License of {where}: {rule(where)[0].license}.'
+  name = where.removeprefix('hf://').removeprefix('hf-hub:')
+  found = next((one for family in FAMILIES for one in family.licenses if re.fullmatch(one.pattern, name)), None)
+  if found is None:
+    return ''
+  gated = ' Its publisher gives it out on request only.' if found.is_on_request else ''
+  return f'License of {name}: {found.license}.{gated}'
+
+
+def address(name: str) -> str:
+  """Returns the address of a known name, for `addresses.local`; '' for other names."""
+  plain = name.removesuffix('.npz')
+  if plain in NAMES:
+    return NAMES[plain]
+  if _AUGREG.fullmatch(plain):
+    return f'gs://vit_models/augreg/{plain}.npz'
+  if re.fullmatch(r'(timm|google|facebook|openai|laion|apple)/[\w.+-]+', name):
+    return f'hf://{name}'
+  return ''
+
+
+def nearest(name: str) -> list[str]:
+  """Returns known names that are similar to this one; for a name of timm, those of its weights on the hub."""
+  plain, networks = next(iter(candidates(name)), ''), table().networks
+  network, _, tag = table().older.get(plain, plain).partition('.')
+  if network in networks:
+    tags = networks[network].tags
+    return [f'timm/{full_name(network, one)}' for one in ([tag] if tag in tags else list(tags)[:3])]
+  known = {**dict.fromkeys(NAMES, ''), **dict.fromkeys(networks, 'timm/')}
+  found = globs.similar_names(name, known, most=3)
+  return [f'timm/{full_name(one, next(iter(networks[one].tags)))}' if known[one] else one for one in found]
 
 
 # The table
@@ -166,7 +204,7 @@ def parse(lines: Sequence[str]) -> Table:
       continue
     elif not line.startswith(' ') and not names:
       name, *words = line.split()
-      network = _facts(Facts(name, Hints(gelu=Gelu.EXACT, norm_eps=1e-6), pool='token', source=source), words)
+      network = _facts(Facts(name, Hints(gelu=Gelu.EXACT, norm_eps=1e-6, timm_pool='token'), source=source), words)
       found.networks[name] = Network(network, {})
     elif not line.startswith(' '):
       facts = (Facts('', refused=head.removeprefix('!').strip(), source=source) if head.startswith('!') else
@@ -187,30 +225,20 @@ def _facts(facts: Facts, words: Sequence[str]) -> Facts:
       'geometry': Geometry.TORCHVISION, 'interpolation': Interpolation.BICUBIC, 'antialias': True, **facts.values}
   for word in words:
     key, _, value = word.partition('=')
-    if word in NORMS:
-      values |= NORMS[word]
-    elif word in POOLS:
-      facts = facts._replace(pool=word)
-    elif word in _GEOMETRY:
-      values['geometry'] = _GEOMETRY[word]
-    elif word in ('bilinear', 'bicubic', 'area'):
-      values['interpolation'] = Interpolation(word)
-    elif word in ('exact', 'tanh', 'quick'):
-      hints = hints._replace(gelu=Gelu(word))
-    elif word == 'squash':
-      values['resize'] = 0
+    if word in _IMAGES:
+      values |= _IMAGES[word]
+    elif word in _NETWORKS:
+      hints = hints._replace(**_NETWORKS[word])
     elif re.fullmatch(r'\d+(x\d+)?', word):
       height, _, width = word.partition('x')
       values['image_px'] = (int(height), int(width or height))
     elif re.fullmatch(r'\d\.\d+', word):
       values |= {'resize': float(word)} | ({'geometry': Geometry.HUGGINGFACE} if values.get('resize') == 0 else {})
-    elif word == 'no_antialias':
-      values['antialias'] = False
     elif word == 'no_norm':
       settings['last_norm'] = LastNorm.NONE
     elif key == 'heads':
       heads, channels = (int(number) for number in value.split('x'))
-      hints, facts = hints._replace(heads=heads), facts._replace(width=heads * channels)
+      hints = hints._replace(heads=heads, heads_width=heads * channels)
     elif key == 'eps':
       hints = hints._replace(norm_eps=float(value))
     elif key == 'rotary_base':

@@ -16,7 +16,7 @@ from vit_jax.weights.preprocess import PreprocessRule
 from vit_jax.weights.tables import Table, check_whole
 
 PROGRAMS: dict[str, Callable[[Tensors], Recognized]] = {
-    'file': lambda tensors: Recognized('', (), tensors, (), Hints()), 'flax': flax.prepare,
+    'file': lambda tensors: Recognized('', tensors), 'flax': flax.prepare,
     'transformers': transformers.prepare, 'timm': lambda tensors: timm.prepare(tensors, FAMILIES)}
 """For each program, how its files are prepared before families look for their names; in the order of detection."""
 FORMATS = ('vision_transformer', 'big_vision', 'timm', 'huggingface', 'bit')
@@ -61,17 +61,14 @@ def recognize(tensors: Tensors) -> Recognized:
     ends = tuple(line.name for line in prepared.dropped)
     check_whole(tensors, [name for name, x in tensors.items() if x.ndim > 1 and x.dtype.itemsize == 1
                           and x.dtype.kind != 'b' and not name.endswith(ends)])
-    return _read(prepared, files, files.label or prepared.family or family.name)
+    hints = files.hints if isinstance(files.hints, Hints) else files.hints(prepared.tensors)
+    first = files.first if isinstance(files.first, tuple) else files.first(prepared.tensors)
+    changed, lines = files.change(prepared.tensors)
+    table = files.table if isinstance(files.table, tuple) else files.table(changed)
+    return Recognized(files.label or prepared.family or family.name, changed, prepared.dropped + lines, table, hints,
+                      files.warn, first)
   shown = ', '.join(sorted(tensors)[:6])
   raise UserError(f'its {len(tensors)} tensors are named as in no known family ({", ".join(FORMATS)}): {shown}')
-
-
-def _read(prepared: Recognized, files: Files, label: str) -> Recognized:
-  hints = files.hints if isinstance(files.hints, Hints) else files.hints(prepared.tensors)
-  tensors, lines = files.change(prepared.tensors)
-  table = files.table if isinstance(files.table, tuple) else files.table(tensors)
-  first = files.first if isinstance(files.first, tuple) else files.first(prepared.tensors)
-  return Recognized(label, table, tensors, prepared.dropped + lines, hints, files.warn, first)
 
 
 def reasons(left: list[str]) -> list[str]:
@@ -101,5 +98,7 @@ def written_table(weights: Weights, label: str) -> Table:
                 if label in files.formats and isinstance(model, files.network)), None)
   if found is None:
     return ()
-  assert found.written or isinstance(found.table, tuple)
-  return found.written(model) if found.written else found.table
+  if found.written:
+    return found.written(model)
+  assert isinstance(found.table, tuple)
+  return found.table

@@ -12,7 +12,7 @@ from vit_jax.models.vit import interpolate
 from vit_jax.models.vit.positions import sincos2d, sincos2d_mae
 from vit_jax.weights import recognize
 from vit_jax.weights.infer import Leaves
-from vit_jax.weights.report import Line
+from vit_jax.weights.network import Line
 
 
 def convention(family: str, named: PositionResize | None, *, has_registers: bool) -> PositionResize:

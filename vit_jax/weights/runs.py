@@ -178,7 +178,8 @@ def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
   matches = {path: _SHAPE.fullmatch(text) for path, text in body['shapes'][name].items()}
   shapes = {path: ([int(n) for n in match[2].split(',') if n.strip()], np.dtype(match[1]))
             for path, match in matches.items() if match}
-  needed, memory = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values()), _memory_bytes()
+  needed = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
+  memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')  # of this machine, bytes
   if needed > memory:
     raise UserError(f'{folder / name}: expected arrays that fit in the {memory / 2**30:.1f} GiB of memory of this '
                     f'machine, got {needed / 2**30:.1f} GiB. Use a machine with more memory.')
@@ -207,11 +208,6 @@ def _only_errors(name: str) -> Iterator[None]:
     yield
   finally:
     logger.setLevel(level)
-
-
-def _memory_bytes() -> int:
-  """Returns the physical memory of this machine."""
-  return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
 def select(params: Params, extra: PyTree, view: str, *, where: str, lora: schema.Lora,

@@ -137,7 +137,12 @@ def _write(weights: Weights, path: pathlib.Path, family: str) -> None:
     runs.write(path, config, weights.params, weights.state, class_names=weights.class_names, image_px=p.image_px)
     (path / REPORT).write_text(json.dumps(_report(weights), indent=2) + '\n')
     return
-  configs = _configs(weights, path, family)
+  configs: dict[str, Any] = {}
+  if family == 'huggingface':
+    configs = {'config.json': transformers.config(weights, transformers.kind_of(weights, recognize.KINDS)),
+               'preprocessor_config.json': transformers.processor(weights.preprocess)}
+  elif family == 'timm' and path.suffix not in TORCH_SUFFIXES:
+    configs = {'config.json': timm.config(weights)}
   tensors = to_tensors(weights, family)
   if configs:
     path.mkdir()
@@ -154,16 +159,6 @@ def _write(weights: Weights, path: pathlib.Path, family: str) -> None:
 def _report(weights: Weights) -> dict[str, Any]:
   """Returns how every tensor was used when these weights were loaded."""
   return {'source': weights.source, 'family': weights.family, **weights.report.plain()}
-
-
-def _configs(weights: Weights, path: pathlib.Path, family: str) -> dict[str, Any]:
-  """Returns the config files of a folder by name; {} for a single file."""
-  if family == 'huggingface':
-    return {'config.json': transformers.config(weights, transformers.kind_of(weights, recognize.KINDS)),
-            'preprocessor_config.json': transformers.processor(weights.preprocess)}
-  if family == 'timm' and path.suffix not in TORCH_SUFFIXES:
-    return {'config.json': timm.config(weights)}
-  return {}
 
 
 def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:

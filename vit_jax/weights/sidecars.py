@@ -7,7 +7,7 @@ import math
 import pathlib
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Frequencies, Gelu, Geometry, Interpolation, PositionResize
@@ -16,7 +16,7 @@ from vit_jax.core.documents import Field
 from vit_jax.core.errors import UserError
 from vit_jax.weights import published
 from vit_jax.weights.hints import MOST_HEADS, MOST_PX, POOLS, Hints
-from vit_jax.weights.preprocess import ADAPTERS, PreprocessRule
+from vit_jax.weights.preprocess import ADAPTERS, Known, PreprocessRule
 from vit_jax.weights.recognize import CONFIG_DEFAULTS
 
 ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': Gelu.TANH, 'gelu_tanh': Gelu.TANH,
@@ -32,22 +32,7 @@ MOST_CLASSES = 1_000_000
 _MEAN, _STD, _EPSILON = (-1e3, 1e3), (1e-6, 1e3), (0., .999)  # limits of normalization, and of the epsilon of norms
 
 
-class Sidecar(NamedTuple):
-  """The settings in the sidecars of a file.
-
-  architecture: timm's name of the network, with its tag if the config has one.
-  pool: how timm pools tokens, in its words; '' = unknown.
-  is_sigmoid: that of `Weights`.
-  """
-  hints: Hints = Hints()
-  rules: tuple[PreprocessRule, ...] = ()
-  class_names: tuple[str, ...] = ()
-  architecture: str = ''
-  pool: str = ''
-  is_sigmoid: bool = False
-
-
-def read(path: pathlib.Path) -> Sidecar:
+def read(path: pathlib.Path) -> Known:
   """Reads the sidecars of the weight file `path`; our own file overrides the others.
 
   Raises:
@@ -60,31 +45,28 @@ def read(path: pathlib.Path) -> Sidecar:
   open_clip = path.with_name('open_clip_config.json')
   if open_clip.is_file() and (path.name.startswith('open_clip') or not config.is_file()):
     return _from(open_clip, _open_clip)
-  found = _from(config, _config) if config.is_file() else Sidecar()
+  found = _from(config, _config) if config.is_file() else Known()
   if processor.is_file():
     found = found._replace(rules=(*_from(processor, _processor).rules, *found.rules))
   return found
 
 
-def _from(path: pathlib.Path, reader: Callable[[Field], Sidecar]) -> Sidecar:
+def _from(path: pathlib.Path, reader: Callable[[Field], Known]) -> Known:
   return reader(documents.read(path, expected='settings of a network as JSON', advice=_FIX))
 
 
 _FIX = 'Correct the file, fetch it again, or move it away from the weight file.'
 
 
-def of_adapters(path: pathlib.Path) -> Sidecar:
+def of_adapters(path: pathlib.Path) -> Known:
   """Reads `weights.json` beside adapters, as `peft_saving` writes it.
 
   Raises:
     UserError: a value is not as expected.
   """
-  return _from(path, _adapters)
-
-
-def _adapters(content: Field) -> Sidecar:
-  return Sidecar(rules=(PreprocessRule(ADAPTERS, _preprocess(content.part('preprocess'), 'resize')),),
-                 class_names=content.field('class_names').texts(MOST_CLASSES))
+  return _from(path, lambda content: Known(
+      rules=(PreprocessRule(ADAPTERS, _preprocess(content.part('preprocess'), 'resize')),),
+      class_names=content.field('class_names').texts(MOST_CLASSES)))
 
 
 def _preprocess(p: Field, resize: str) -> dict[str, Any]:
@@ -102,14 +84,14 @@ def _preprocess(p: Field, resize: str) -> dict[str, Any]:
   return values
 
 
-def _ours(content: Field) -> Sidecar:
+def _ours(content: Field) -> Known:
   hints = Hints(content.field('heads').whole(0, MOST_HEADS), content.field('decoder_heads').whole(0, MOST_HEADS),
                 content.field('gelu').choice(Gelu) if content.field('gelu').text() else None,
                 content.field('norm_eps').number(*_EPSILON),
                 content.field('image_px', default=None).numbers(2, 1, MOST_PX, whole=True), _position_resize(content),
                 _one_of(content, 'pool', POOLS),
                 settings=_settings(content.part('network')))
-  return Sidecar(hints, (PreprocessRule(_name(content), _preprocess(content.part('preprocess'), 'resize_px')),),
+  return Known(hints, (PreprocessRule(_name(content), _preprocess(content.part('preprocess'), 'resize_px')),),
                  content.field('class_names').texts(MOST_CLASSES),
                  is_sigmoid=content.field('probability', default='').text() == 'sigmoid')
 
@@ -152,7 +134,7 @@ def _one_of(content: Field, name: str, known: Collection[str]) -> str:
   return found
 
 
-def _config(content: Field) -> Sidecar:
+def _config(content: Field) -> Known:
   """Parses `config.json` of transformers or timm; such a file of any other program is ignored."""
   if found := content.object().get('quantization_config'):
     method = found.get('quant_method') if isinstance(found, Mapping) else found
@@ -160,10 +142,10 @@ def _config(content: Field) -> Sidecar:
                     f'({ascii(method)[:40]}): the weights are quantized. Use those from before the quantization.')
   if 'model_type' in content:
     return _transformers(content)
-  return _timm(content) if 'pretrained_cfg' in content or 'architecture' in content else Sidecar()
+  return _timm(content) if 'pretrained_cfg' in content or 'architecture' in content else Known()
 
 
-def _transformers(whole: Field) -> Sidecar:
+def _transformers(whole: Field) -> Known:
   kind = whole.field('model_type').text()
   c: dict[str, Any] = dict(whole.object())
   if kind in CONFIG_DEFAULTS and 'vision_config' in whole:
@@ -184,7 +166,7 @@ def _transformers(whole: Field) -> Sidecar:
                 _position_resize(table),
                 settings={'positions.base': table.field('rope_theta').number(1.001, 1e9)}
                 if 'rope_theta' in table else {})
-  return Sidecar(hints, (), _labels(table))
+  return Known(hints, (), _labels(table))
 
 
 def _labels(c: Field) -> tuple[str, ...]:
@@ -197,14 +179,10 @@ def _labels(c: Field) -> tuple[str, ...]:
   return () if all(name == f'LABEL_{i}' for i, name in enumerate(names)) else names
 
 
-def _timm(c: Field) -> Sidecar:
+def _timm(c: Field) -> Known:
   """Parses `config.json` of timm, whose oldest files have the preprocessing beside the architecture."""
   cfg = c.part('pretrained_cfg') if 'pretrained_cfg' in c else c
-  values: dict[str, Any] = {name: cfg.field(name).numbers(3, *limits)
-                            for name, limits in (('mean', _MEAN), ('std', _STD)) if name in cfg}
-  values['geometry'] = Geometry.TORCHVISION
-  if cfg.field('interpolation', default='').text() in ('bilinear', 'bicubic'):
-    values |= {'interpolation': cfg.field('interpolation').choice(Interpolation), 'antialias': True}
+  values = {**_pixels(cfg), 'geometry': Geometry.TORCHVISION}
   part = cfg.field('crop_pct', default=1.).number(.01, 10.)
   if cfg.field('crop_mode', default='').text() == 'squash':
     values |= {'resize': 0} if part == 1. else {'resize': part, 'geometry': Geometry.HUGGINGFACE}
@@ -216,21 +194,27 @@ def _timm(c: Field) -> Sidecar:
   arguments, network = c.part('model_args'), c.field('architecture', default='').text()
   tag = cfg.field('tag', default='').text()
   pool = arguments.field('global_pool', default='').text() or c.field('global_pool', default='').text()
-  return Sidecar(Hints(arguments.field('num_heads', default=0).whole(0, MOST_HEADS),
+  return Known(Hints(arguments.field('num_heads', default=0).whole(0, MOST_HEADS),
                        gelu=_activation(arguments, 'act_layer') if 'act_layer' in arguments else None,
                        image_px=size if any(size) else None, position_resize=_position_resize(c),
-                       settings=_settings(c.part('network'))),
-                 (PreprocessRule(_name(c), values),), _timm_labels(c), published.full_name(network, tag), pool)
+                       settings=_settings(c.part('network')), timm_pool=pool),
+                 (PreprocessRule(_name(c), values),), _timm_labels(c), published.full_name(network, tag))
 
 
-def _open_clip(c: Field) -> Sidecar:
+def _pixels(c: Field) -> dict[str, Any]:
+  """Parses mean, deviation and filter as timm and open_clip have them."""
+  values: dict[str, Any] = {name: c.field(name).numbers(3, *limits)
+                            for name, limits in (('mean', _MEAN), ('std', _STD)) if name in c}
+  if c.field('interpolation', default='').text() in ('bilinear', 'bicubic'):
+    values |= {'interpolation': c.field('interpolation').choice(Interpolation), 'antialias': True}
+  return values
+
+
+def _open_clip(c: Field) -> Known:
   """Parses `open_clip_config.json`: the image tower, and the preprocessing that open_clip uses for it."""
   model, found = c.part('model_cfg'), c.part('preprocess_cfg')
   vision = model.part('vision_cfg')
-  values: dict[str, Any] = {name: found.field(name).numbers(3, *limits)
-                            for name, limits in (('mean', _MEAN), ('std', _STD)) if name in found}
-  if found.field('interpolation', default='').text() in ('bilinear', 'bicubic'):
-    values |= {'interpolation': found.field('interpolation').choice(Interpolation), 'antialias': True}
+  values = _pixels(found)
   mode = found.field('resize_mode', default='shortest').text()
   if mode in ('squash', 'shortest'):
     values |= {'geometry': Geometry.TORCHVISION, 'resize': 0 if mode == 'squash' else 1.}
@@ -241,7 +225,7 @@ def _open_clip(c: Field) -> Sidecar:
   hints = Hints(image_px=size) if network else Hints(
       width // vision.field('head_width', default=64).whole(1, 1 << 20), image_px=size,
       gelu=Gelu.QUICK if model.field('quick_gelu', default=False).flag() else Gelu.EXACT)
-  return Sidecar(hints, (PreprocessRule(_name(c), values),), architecture=network)
+  return Known(hints, (PreprocessRule(_name(c), values),), architecture=network)
 
 
 def _timm_labels(c: Field) -> tuple[str, ...]:
@@ -267,7 +251,7 @@ def _activation(c: Field, name: str) -> Gelu | None:
   return ACTIVATIONS[found]
 
 
-def _processor(c: Field) -> Sidecar:
+def _processor(c: Field) -> Known:
   """Parses `preprocessor_config.json` of all versions: sizes, filter and normalization."""
   if abs(c.field('rescale_factor', default=1 / 255).number() - 1 / 255) > 1e-6:
     raise c.field('rescale_factor', default=None).error('1/255, as images here are divided by 255')
@@ -298,7 +282,7 @@ def _processor(c: Field) -> Sidecar:
       values |= {'image_px': crop, 'resize': min(_pair(c, 'size')), 'geometry': Geometry.HUGGINGFACE}  # such as DeiT's
   elif size is not None and not has_short:
     values |= {'image_px': _pair(c, 'size'), 'resize': 0, 'geometry': Geometry.HUGGINGFACE}
-  return Sidecar(rules=(PreprocessRule(_name(c), values), *rules))
+  return Known(rules=(PreprocessRule(_name(c), values), *rules))
 
 
 def _pair(c: Field, name: str) -> tuple[int, int]:

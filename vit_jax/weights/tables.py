@@ -7,6 +7,9 @@ reorder elements, so all bits are kept. If a file does not split heads, our atte
 In a pattern, `{i}` counts layers from 0 (our leaf is stacked over them), `{s}` and `{u}` count stages and units from 1,
 `{s0}` and `{u0}` from 0, `{u2}` units from 01; `{t}` and `{t0}` count stages like `{s}` and `{s0}` without the first.
 Running statistics have paths below `state`.
+
+`PATHS` lists our path names of all parameters, which are a public format; those that objectives add are in
+`objectives/`.
 """
 from __future__ import annotations
 
@@ -144,12 +147,10 @@ class Match(NamedTuple):
   """The result of applying a table to a file.
 
   leaves: our leaves by path name; attention kernels as the file splits their heads, or not.
-  origins: the file's names for each leaf.
   left: the file's names that match no entry.
   problems: tensors that cannot be combined, one sentence each.
   """
   leaves: dict[str, HostArray]
-  origins: dict[str, list[str]]
   left: list[str]
   problems: list[str]
 
@@ -192,7 +193,7 @@ def read(tensors: Tensors, table: Table) -> Match:
     problems += wrong
     if not wrong:
       leaves[name] = np.stack([parts[i] for i in range(len(parts))]) if _stack(name) else parts[0]
-  return Match(leaves, origins, left, problems)
+  return Match(leaves, left, problems)
 
 
 def check_whole(tensors: Tensors, quantized: Sequence[str]) -> None:
@@ -244,14 +245,11 @@ def _unlike(name: str, parts: Mapping[int, HostArray], origins: list[str], *, de
   """Returns the problems with the layers of one leaf."""
   missing = [i for i in range(depth) if i not in parts]
   shapes = [parts[i].shape for i in sorted(parts)]
-  odd = [f'{origin} gives {list(shape)}, others {list(_most(shapes))}, of {name}'
-         for origin, shape in zip(origins, shapes, strict=False) if shape != _most(shapes)]
+  usual = max(shapes, key=shapes.count)
+  odd = [f'{origin} gives {list(shape)}, others {list(usual)}, of {name}'
+         for origin, shape in zip(origins, shapes, strict=False) if shape != usual]
   layers = documents.joined(list(map(str, missing)), _MOST_LAYERS)
   return odd + ([f'{name}: there is nothing for layers {layers} of {depth}'] if missing else [])
-
-
-def _most(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-  return max(shapes, key=shapes.count)
 
 
 def _match(pattern: str, name: str) -> dict[str, int] | None:
@@ -289,3 +287,60 @@ def listed(names: Iterable[str], most: int = 12) -> list[str]:
   """Returns the first `most` names as lines, and the number of the others."""
   found = list(names)
   return [f'  {name}' for name in found[:most]] + ([f'  … and {len(found) - most} more'] if len(found) > most else [])
+
+
+PATHS = {
+    # Vision Transformer; leaves under `blocks` are stacked, depth first
+    'backbone/stem/kernel': '[P, P, C, D]',
+    'backbone/stem/bias': '[D]',
+    'backbone/cls': '[1, 1, D]',
+    'backbone/dist': '[1, 1, D]',
+    'backbone/registers': '[1, R, D]',
+    'backbone/positions': '[1, M, D]: class and distillation token first, none for registers',
+    'backbone/positions/(row|column)': '[h, D / 2], [w, D / 2]',
+    'backbone/blocks/positions(/(row|column))?': 'as above, of each layer',
+    'backbone/blocks/((row|column)/)?norm[12]/(scale|bias)': '[L, D]',
+    'backbone/blocks/((row|column)/)?attn/(query|key|value)/kernel': '[L, D, A, K]',
+    'backbone/blocks/((row|column)/)?attn/(query|key|value)/bias': '[L, A, K]',
+    'backbone/blocks/((row|column)/)?attn/(query|key)_norm/(scale|bias)': '[L, K]',
+    'backbone/blocks/attn/relative': '[L, 2 N - 1, A, K]',
+    'backbone/blocks/((row|column)/)?attn/out/kernel': '[L, A, K, D]',
+    'backbone/blocks/((row|column)/)?attn/out/bias': '[L, D]',
+    'backbone/blocks/((row|column)/)?mlp/(up|gate)/kernel': '[L, D, F]',
+    'backbone/blocks/((row|column)/)?mlp/(up|gate)/bias': '[L, F]',
+    'backbone/blocks/((row|column)/)?mlp/down/kernel': '[L, F, D]',
+    'backbone/blocks/((row|column)/)?mlp/down/bias': '[L, D]',
+    'backbone/blocks/((row|column)/)?scale[12]': '[L, D]',
+    'backbone/blocks/((row|column)/)?(attn|mlp)/norm/(scale|bias)': '[L, D], [L, F]',
+    'backbone/(norm|norm_before|stem_norm)/(scale|bias)': '[D]',
+    'backbone/pool/probe': '[1, 1, D]',
+    'backbone/pool/(attn/(query|key|value|out)|mlp/(up|down)|norm)/(kernel|scale|bias)': 'as in a block, without L',
+    # the stem of LV-ViT
+    'backbone/stem/conv[123]/kernel': '[side, side, I, W]',
+    'backbone/stem/norm[123]/(scale|bias)': '[W]',
+    # hybrids and BiT: stages and units from 1
+    'backbone/(stem/)?root/kernel': '[7, 7, 3, W]',
+    'backbone/stem/root_norm/(scale|bias)': '[W]',
+    'backbone/(stem/)?stage[0-9]+/unit[0-9]+/(conv[123]|proj)/kernel': '[side, side, I, O]',
+    'backbone/(stem/)?stage[0-9]+/unit[0-9]+/(norm[123]|proj_norm)/(scale|bias)': '[C]',
+    # Mixer
+    'backbone/blocks/(tokens|channels)/(up|down)/(kernel|bias)': '[L, in, out], [L, out]',
+    # EfficientNet: stages and blocks from 1
+    'backbone/(stem|top)/(conv/kernel|norm/(scale|bias))': '[side, side, I, O], [C]',
+    'backbone/stage[0-9]+/block[0-9]+/(expand|depthwise|project)/(conv/kernel|norm/(scale|bias))':
+        '[side, side, I, O], [C]',
+    'backbone/stage[0-9]+/block[0-9]+/gate/(down|up)/(kernel|bias)': '[in, out], [out]',
+    # running statistics of BatchNorm, in the stem of LV-ViT and in EfficientNet
+    'state/stem/norm[123]/(mean|var)': '[W]',
+    'state/(stem|top|stage[0-9]+/block[0-9]+/(expand|depthwise|project))/norm/(mean|var)': '[C]',
+    # heads; the input of `head_dist` is the distillation token
+    '(head|head_dist)/kernel': '[D, C]',
+    '(head|head_dist)/bias': '[C]',
+    '(head|head_dist)/pre_logits/(kernel|bias)': '[D, D], [D]',
+    # the decoder of a masked autoencoder, of width E
+    'mask_token': '[1, 1, E]',
+    'decoder/(embed|predict)/(kernel|bias)': '[in, out], [out]',
+    'decoder/norm/(scale|bias)': '[E]',
+    'decoder/blocks/.*': 'as in the backbone',
+}
+"""Patterns of our path names, with shapes. Axis letters: `core/types.py`. For conditions see the networks' modules."""

@@ -27,8 +27,7 @@ from vit_jax.weights.families import text as text_towers
 from vit_jax.weights.families.record import Tensors
 from vit_jax.weights.families.text import Found
 from vit_jax.weights.hints import EPSILON, MOST_HEADS
-from vit_jax.weights.network import Weights
-from vit_jax.weights.report import Line, Report
+from vit_jax.weights.network import Line, Report, Weights
 
 TIPS_SCALE = 1 / 0.005065968260169029  # transformers' Tipsv2Config, for files without a temperature
 TIPS_LENGTH = 64  # its positions are not in the file
@@ -76,25 +75,22 @@ def load(where: str, *, image: Weights) -> TextWeights:
   """
   path = addresses.local(where)
   if runs.is_run(path):
-    return _of_run(path, redacted(where), image)
+    run = runs.read(path, view='')
+    if not isinstance(run.config.objective, schema.Contrastive):
+      raise UserError(f'{redacted(where)}: expected weights with a text tower, got a run without one. Use the weights '
+                      'that the run began with.')
+    found = of_config(run.config, run.params, redacted(where))
+    _check_width(found.tower, image)
+    return found
   shards = addresses.weight_files(path)
   tensors = loading.read(shards).tensors
-  if not text_towers.has_text(tensors) and (beside := _beside(shards[0])):
+  beside = shards[0].with_name(shards[0].name.replace('vision', 'text'))  # as TIPS is published
+  if not text_towers.has_text(tensors) and beside != shards[0] and beside.is_file():
     tensors, shards = files.read(beside), [beside]
   try:
     return _of_tensors(tensors, shards[0], redacted(where), image)
   except UserError as error:
     raise UserError(f'{where}, text tower: {error}') from None
-
-
-def _of_run(path: pathlib.Path, where: str, image: Weights) -> TextWeights:
-  found = runs.read(path, view='')
-  if not isinstance(found.config.objective, schema.Contrastive):
-    raise UserError(f'{where}: expected weights with a text tower, got a run without one. Use the weights that the run '
-                    'began with.')
-  text = of_config(found.config, found.params, where)
-  _check_width(text.tower, image)
-  return text
 
 
 def of_config(config: schema.Config, params: Params, where: str) -> TextWeights:
@@ -148,12 +144,6 @@ def find_tokenizer(weights: TextWeights, given: str = '') -> pathlib.Path | None
   return tokenizer.find(weights.folder, weights.family, requested=given, source=weights.source)
 
 
-def _beside(path: pathlib.Path) -> pathlib.Path | None:
-  """Returns the text file that is published beside a file of an image tower (TIPS); None if there is none."""
-  other = path.with_name(path.name.replace('vision', 'text'))
-  return other if other != path and other.is_file() else None
-
-
 def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, image: Weights) -> TextWeights:
   found = text_towers.recognize(tensors)
   match = tables.read(found.tensors, found.table)
@@ -162,17 +152,17 @@ def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, image: Weights
                                *tables.listed(match.left)]))
   config = _config(path)
   tower = _tower(match.leaves, found, config, image)
-  leaves = infer.with_heads(match.leaves, heads=tower.heads, decoder_heads=0)
-  params = trees.unflatten({name.removeprefix('text/'): x for name, x in leaves.items()})
-  if differences := trees.difference(params, jax.eval_shape(tower.init, jax.random.key(0)), found_name='the file',
-                                     wanted_name='the network'):
+  leaves = {name.removeprefix('text/'): x for name, x in match.leaves.items()}
+  wanted = jax.eval_shape(tower.init, jax.random.key(0))
+  params = trees.unflatten(infer.fitted(leaves, trees.flatten(wanted)))
+  if differences := trees.difference(params, wanted, found_name='the file', wanted_name='the network'):
     raise UserError('the tensors do not make a complete network:\n' + '\n'.join(
         tables.listed(line.strip() for line in differences.splitlines())))
   _check_width(tower, image)
   scale = found.scale if found.scale is not None else TIPS_SCALE if found.family == tokenizer.TIPS else None
   if scale is None:
     raise UserError('expected a scale of the logits, got none. Use the complete file of the model.')
-  report = Report((*(Line(name, 'taken') for name in leaves), *found.dropped), (), ())
+  report = Report((*(Line(name, 'taken') for name in match.leaves), *found.dropped), (), ())
   return TextWeights(tower, params, found.family, scale, found.bias or 0., found.is_sigmoid, path.parent, where, report)
 
 

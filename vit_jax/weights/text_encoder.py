@@ -82,7 +82,8 @@ class TextEncoder:
     size = min(BATCH, 1 << max(len(prompts) - 1, 0).bit_length())
     found = []
     for start in range(0, len(prompts), size):
-      rows = [_padded(x[start:start + size], size) for x in (ids, mask)]
+      parts = [x[start:start + size] for x in (ids, mask)]
+      rows = [np.concatenate([part, np.repeat(part[:1], size - len(part), 0)]) for part in parts]  # of one size
       placed = rows if self._whole is None else jax.device_put(rows, self._whole)
       found.append(np.asarray(_embed(self._tower, self._params, *placed)))
     return np.concatenate(found)[:len(prompts)]
@@ -116,10 +117,6 @@ def _placed(params: Params, tower: TextTower, mesh: Mesh | None) -> PyTree:
   _, labels = axes.trace(tower.init, jax.random.key(0))
   specs = sharding.param_specs(params, labels, mesh, differentiated=False)
   return jax.device_put(params, sharding.shardings(specs, mesh))
-
-
-def _padded(x: HostArray, size: int) -> HostArray:
-  return np.concatenate([x, np.repeat(x[:1], size - len(x), 0)])
 
 
 def _projected(head: heads.Head, params: Params | None, pooled: Array) -> Array:

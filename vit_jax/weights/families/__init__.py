@@ -1,34 +1,28 @@
-"""Families of published weights: each module of `FAMILIES` has the record of one.
+"""Families of published weights, each with a record.
 
-`flax.py`, `timm.py` and `transformers.py` have what the families have in common in files of these programs, and
-`text.py` has the text towers. A file is of the first family whose record says so; `vit`, with what is left, is the
-last.
+Families that are alike are in one module. `flax.py`, `timm.py` and `transformers.py` also have what the families have
+in common in files of these programs, and `text.py` has the text towers. A file is of the first family whose record says
+so; `vit.VIT`, with what is left, is the last.
 """
 from vit_jax.weights.families import (
     aimv2,
-    big_vision,
-    bit,
     clip,
-    deit,
-    dino,
     dinov2,
     dinov3,
-    efficientnet,
-    eva02,
-    ijepa,
-    mae,
-    mixer,
-    moco,
+    flax,
+    mmpretrain,
     naflex,
-    pe,
-    rope_vit,
+    rivals,
+    rotary,
+    selfsup,
     siglip,
     tips,
     torchvision,
-    vision_transformer,
     vit,
 )
 
-FAMILIES = tuple(module.FAMILY for module in (
-    vision_transformer, mixer, bit, efficientnet, big_vision, deit, clip, aimv2, pe, siglip, dinov3, rope_vit, eva02,
-    mae, dino, tips, dinov2, ijepa, moco, naflex, torchvision, vit))
+FAMILIES = (
+    flax.VISION_TRANSFORMER, rivals.MIXER, rivals.BIT, rivals.EFFICIENTNET, flax.BIG_VISION, vit.DEIT, clip.FAMILY,
+    aimv2.FAMILY, rotary.PE, siglip.FAMILY, dinov3.FAMILY, rotary.ROPE_VIT, rotary.EVA02, selfsup.MAE, selfsup.DINO,
+    tips.FAMILY, dinov2.FAMILY, selfsup.IJEPA, selfsup.MOCO, naflex.FAMILY, torchvision.FAMILY, mmpretrain.FAMILY,
+    vit.VIT)

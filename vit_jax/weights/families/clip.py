@@ -10,8 +10,8 @@ from vit_jax.config.schema import Gelu, PositionResize
 from vit_jax.weights.families import timm, transformers
 from vit_jax.weights.families.record import Changed, Clues, Family, Files, Kind, License, Tensors, dropping, renamed
 from vit_jax.weights.hints import Hints
+from vit_jax.weights.network import Line
 from vit_jax.weights.preprocess import NORMS, PILLOW
-from vit_jax.weights.report import Line
 from vit_jax.weights.tables import table
 
 _AUTHORS = (  # names of OpenAI, open_clip and the Perception Encoder, and what timm has for them

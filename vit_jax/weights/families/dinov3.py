@@ -10,9 +10,8 @@ from vit_jax.config.schema import Gelu, QkvBias, UnitInterval
 from vit_jax.weights.families import timm
 from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Tensors, renamed
 from vit_jax.weights.hints import Hints
-from vit_jax.weights.network import Weights, layer_scale
+from vit_jax.weights.network import Line, Weights, layer_scale
 from vit_jax.weights.preprocess import NORMS, PILLOW
-from vit_jax.weights.report import Line
 from vit_jax.weights.tables import table
 
 HINTS = Hints(gelu=Gelu.EXACT, norm_eps=1e-5, settings={

@@ -5,9 +5,8 @@ import math
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, PositionResize
-from vit_jax.core.errors import UserError
 from vit_jax.weights.families import timm
-from vit_jax.weights.families.record import Changed, Clues, Family, Tensors, renamed
+from vit_jax.weights.families.record import Changed, Clues, Family, Tensors, renamed, with_patch_kernel
 from vit_jax.weights.grids import NONE
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.preprocess import NORMS, PILLOW
@@ -33,16 +32,9 @@ def _hints(tensors: Tensors) -> Hints:
 def _rename(tensors: Tensors) -> Changed:
   """Returns the tensors under the names of timm's other ViTs, with the patch embedding as a convolution.
 
-  Its rows are the pixels of a patch, row by row, with the channels last. Positions are `[1, h, w, D]` in the file.
+  Positions are `[1, h, w, D]` in the file.
   """
-  patches, positions = tensors[_PATCHES], tensors.get(_POSITIONS)
-  side = math.isqrt(patches.shape[-1] // 3)
-  if patches.ndim == 2 and 3 * side * side == patches.shape[1]:
-    patches = patches.reshape(len(patches), side, side, 3).transpose(0, 3, 1, 2)
-  elif patches.ndim != 4:
-    raise UserError(f'{_PATCHES} has the shape {list(patches.shape)}, expected the pixels of square patches of three '
-                    'channels')
-  tensors = {**tensors, _PATCHES: patches}
+  tensors, positions = dict(with_patch_kernel(tensors, _PATCHES)), tensors.get(_POSITIONS)
   if positions is not None and positions.ndim == 4:
     tensors[_POSITIONS] = positions.reshape(1, -1, positions.shape[-1])
   return renamed(tensors, (r'^embeds\.proj\.', 'patch_embed.proj.'),

@@ -15,8 +15,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.models.vit.positions import sincos2d_mae
 from vit_jax.weights.grids import TOKENS
 from vit_jax.weights.hints import Hints
-from vit_jax.weights.network import Weights
-from vit_jax.weights.report import Line
+from vit_jax.weights.network import Line, Weights
 from vit_jax.weights.tables import Table
 
 Tensors = dict[str, HostArray]
@@ -159,17 +158,17 @@ class Family(NamedTuple):
 
 
 class Recognized(NamedTuple):
-  """A file's tensors under the names of its family's table.
+  """A file's tensors under the names of its program and, if it has a table, of its family.
 
-  family: of the report, as `Files.label` says.
+  family: of the report, as `Files.label` says; '' = that of the family.
   hints: defaults of the family, which sidecars of the file and `--model` override.
   warn, first: as in `Files`.
   """
   family: str
-  table: Table
   tensors: Tensors
-  dropped: tuple[Line, ...]
-  hints: Hints
+  dropped: tuple[Line, ...] = ()
+  table: Table = ()
+  hints: Hints = Hints()
   warn: Callable[[schema.Model, Clues], list[str]] = unambiguous
   first: tuple[str, ...] = (TOKENS,)
 
@@ -200,6 +199,23 @@ def distinct(tensors: Tensors, rename: Callable[[str], str]) -> Tensors:
       raise UserError(f'two of its tensors mean {new}, one of them {name}')
     found[new] = x
   return found
+
+
+def with_patch_kernel(tensors: Tensors, name: str) -> Tensors:
+  """Returns the tensors with a matrix that embeds patches as a convolution.
+
+  The rows of its inputs are the pixels of a patch, row by row, with the channels last.
+
+  Raises:
+    UserError: the patches are not square, or have another number of channels than three.
+  """
+  shape = tensors[name].shape
+  side = math.isqrt(shape[-1] // 3) if shape else 0
+  if len(shape) == 2 and 3 * side * side == shape[1]:
+    return {**tensors, name: tensors[name].reshape(len(tensors[name]), side, side, 3).transpose(0, 3, 1, 2)}
+  if len(shape) != 4:
+    raise UserError(f'{name} has the shape {list(shape)}, expected the pixels of square patches of three channels')
+  return tensors
 
 
 def without_fixed(tensors: Tensors, name: str) -> tuple[Tensors, tuple[Line, ...]]:

@@ -16,7 +16,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.text.tokenizer import CLIP, SIGLIP, TIPS
 from vit_jax.weights.families import flax
 from vit_jax.weights.families.record import Tensors, distinct, dropping, renamed
-from vit_jax.weights.report import Line
+from vit_jax.weights.network import Line
 from vit_jax.weights.tables import Table, table
 
 

@@ -125,7 +125,7 @@ def prepare(tensors: Tensors, families: Iterable[Family]) -> Recognized:
   for family in families:
     kept, more = family.to_timm(kept)
     lines += more
-  return Recognized('timm' if before <= {*kept, 'head.bias'} else '', (), kept, lines, Hints())
+  return Recognized('timm' if before <= {*kept, 'head.bias'} else '', kept, lines)
 
 
 def vit(found: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], Hints] = HINTS, *, label: str = '',
@@ -284,28 +284,22 @@ def _architecture(weights: Weights) -> tuple[str, dict[str, Any]]:
                   '.safetensors file.')
 
 
-def _beyond(m: schema.ViT) -> list[str]:
-  """Returns what this network has that the arguments of timm's class VisionTransformer in a file cannot describe."""
-  found = {f'positions {checks.kind(m.positions)}': m.positions.is_rotary,
-           'RMSNorm': isinstance(m.norm, schema.RmsNorm),
-           'a norm before the blocks': m.norm_before, 'a norm after the stem': m.stem.norm,
-           'no last norm': m.last_norm is LastNorm.NONE, 'inner norms': m.attention.inner_norm or m.mlp.inner_norm,
-           'no bias of the keys alone': m.attention.qkv_bias is QkvBias.QUERY_VALUE,
-           'no bias of the output matrices': not (m.attention.out_bias and m.mlp.bias),
-           'a pool over the class token': m.pool.has_parameters and m.pool.class_token}
-  return [name for name, is_so in found.items() if is_so]
-
-
 def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
-  if beyond := _beyond(m):
+  others = {  # what the arguments of timm's class VisionTransformer in a file cannot describe
+      f'positions {checks.kind(m.positions)}': m.positions.is_rotary,
+      'RMSNorm': isinstance(m.norm, schema.RmsNorm),
+      'a norm before the blocks': m.norm_before, 'a norm after the stem': m.stem.norm,
+      'no last norm': m.last_norm is LastNorm.NONE, 'inner norms': m.attention.inner_norm or m.mlp.inner_norm,
+      'no bias of the keys alone': m.attention.qkv_bias is QkvBias.QUERY_VALUE,
+      'no bias of the output matrices': not (m.attention.out_bias and m.mlp.bias),
+      'a pool over the class token': m.pool.has_parameters and m.pool.class_token,
+      'a SwiGLU MLP': isinstance(m.mlp, SwiGlu)}
+  if beyond := [name for name, is_so in others.items() if is_so]:
     raise UserError(f'--to: expected a network that a timm config.json can describe, got one with '
                     f'{", ".join(beyond)}. Write a single .safetensors file, whose tensors timm reads by name.')
   if isinstance(m.pool, schema.First):
     raise UserError('pool=first: expected a pooling that timm has, got the first patch token. Write a single '
                     '.safetensors or .npz file.')
-  if isinstance(m.mlp, SwiGlu):
-    raise UserError('--to: expected a network that a timm config.json can describe, got one with a SwiGLU MLP. Write a '
-                    'single .safetensors file.')
   found: dict[str, Any] = {
       'img_size': side_px(p), 'patch_size': m.patch, 'embed_dim': m.width, 'depth': m.depth, 'num_heads': m.heads,
       'mlp_ratio': m.mlp.hidden / m.width, 'act_layer': ACTIVATION[m.gelu]}

@@ -16,9 +16,8 @@ from vit_jax.weights.families import dinov2, flax, timm
 from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Published, Tensors, renamed
 from vit_jax.weights.grids import NONE
 from vit_jax.weights.hints import Hints
-from vit_jax.weights.network import Weights, layer_scale
+from vit_jax.weights.network import Line, Weights, layer_scale
 from vit_jax.weights.preprocess import NORMS, PILLOW
-from vit_jax.weights.report import Line
 from vit_jax.weights.tables import Table, table
 
 _TOKENS = 'encoder/ToTokenSequence_0'

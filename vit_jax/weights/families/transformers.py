@@ -72,7 +72,7 @@ def prepare(tensors: Tensors) -> Recognized:
                  (r'^layers\.', 'encoder.layer.'),
                  (r'^decoder\.decoder_encoder\.layer\.', 'decoder.decoder_layers.'))  # saved by transformers 5.23
   kept, dropped = dropping(kept, _DROPS)
-  return Recognized('huggingface', (), kept, dropped, Hints())
+  return Recognized('huggingface', kept, dropped)
 
 
 def _from_flax(tensors: Tensors) -> Tensors:
