@@ -13,7 +13,7 @@ FROZEN = Sgd(rules=(PathRule('backbone/.*', frozen_until='100 %'),))
 GOOD = schema.Config(evals={
     'top': TopK(only_present=True, classes='map', source='folder:x'), 'real': Real(labels='real.json', limit=5),
     'few': FewShot(train_split='train[:65000]', num_seeds=2, l2_sweep=(1., 2.)), 'knn': Knn(headline=10),
-    'log': Logistic(max_steps=3, tolerance=.1), 'mae': Probe(), 'dino': evaluations.dino_probe()})
+    'log': Logistic(max_steps=3), 'mae': Probe(), 'dino': evaluations.dino_probe()})
 
 
 def test_a_config_with_all_evaluations_is_valid() -> None:

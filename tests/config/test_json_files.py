@@ -47,12 +47,18 @@ def test_what_an_older_file_lacks_has_its_default() -> None:
 def test_settings_that_are_gone_are_read_if_they_change_nothing() -> None:
   old = {'data': {'type': 'Data', 'placement': 'anywhere', 'verify_shards': 'lazy'},
          'model': {'type': 'ViT', 'patch_dropout_parts': []}, 'objective': {'type': 'LeJepa', 'center': 'global'},
-         'checkpoints': {'type': 'Checkpoints', 'local': '2 minutes', 'local_dir': '/dev/shm'}}
-  assert json_files.from_json(json.dumps(old)) == schema.Config(objective=schema.LeJepa())
-  with pytest.raises(UserError, match="config.optimizer.nesterov: expected the name of a setting, got 'nesterov'"):
-    json_files.from_json('{"optimizer": {"type": "Muon", "nesterov": false}}')
-  with pytest.raises(UserError, match="config.data.placement: expected the name of a setting, got 'placement'"):
-    json_files.from_json('{"data": {"placement": "host_shards"}}')
+         'checkpoints': {'type': 'Checkpoints', 'local': '2 minutes', 'local_dir': '/dev/shm'},
+         'optimizer': {'type': 'AdamW', 'layer_groups': 'mae'},
+         'evals': {'a': {'type': 'Retrieval', 'ranks': [1, 5, 10]}, 'b': {'type': 'Logistic', 'tolerance': 1e-6}}}
+  assert json_files.from_json(json.dumps(old)) == schema.Config(
+      objective=schema.LeJepa(), evals={'a': schema.Retrieval(), 'b': schema.Logistic()})
+  for part, said in (
+      ('"optimizer": {"type": "Muon", "nesterov": false}', 'config.optimizer.nesterov: expected true, '),
+      ('"data": {"placement": "host_shards"}', 'config.data.placement: expected "anywhere", '),
+      ('"optimizer": {"type": "Lamb", "layer_groups": "timm"}', 'config.optimizer.layer_groups: expected "mae", '),
+      ('"model": {"type": "EfficientNet", "norm_momentum": 0.9}', 'config.model.norm_momentum: expected 0.99, ')):
+    with pytest.raises(UserError, match=f'{said}as this setting was removed, got '):
+      json_files.from_json(f'{{{part}}}')
 
 
 def test_all_settings_that_cannot_be_read_are_listed(tmp_path: pathlib.Path) -> None:

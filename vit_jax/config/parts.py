@@ -33,7 +33,10 @@ RETIRED: Mapping[str, tuple[Any, ...] | None] = {
     'Data.cache_dir': None, 'ViT.patch_dropout_parts': ([],),
     'Checkpoints.local': None, 'Checkpoints.local_dir': None,
     'LeJepa.center': ('global',), 'LeJepa.sample': ('view',), 'LeJepa.weighting': ('convex',),
-    'Adafactor.b2_power': (.8,), 'Adafactor.min_dim_size_to_factor': (32,), 'Muon.nesterov': (True,)}
+    'Adafactor.b2_power': (.8,), 'Adafactor.min_dim_size_to_factor': (32,), 'Muon.nesterov': (True,),
+    'Optimizer.layer_groups': ('mae',), 'ConvStem.norm_momentum': (.9,), 'AxialResNet.norm_momentum': (.9,),
+    'EfficientNet.norm_momentum': (.99,), 'Retrieval.ranks': ([1, 5, 10],), 'CaptionRetrieval.ranks': ([1, 5, 10],),
+    'Logistic.tolerance': (1e-6,), 'Segmentation.tolerance': (1e-6,)}
 """Settings that configs of earlier versions have, with the values that change nothing; None = all."""
 
 
@@ -147,11 +150,6 @@ def from_plain(value: Any, *, models: Models | None = None, code: str = '') -> s
   return config
 
 
-def _is_retired(name: str, value: Any) -> bool:
-  harmless = RETIRED.get(name, ())
-  return harmless is None or value in harmless
-
-
 class _Reader:
   """Turns plain values into settings, and collects what is wrong with them."""
 
@@ -186,9 +184,15 @@ class _Reader:
       plain = printable(str(key))
       if key in known:
         found[key] = self.typed(one, known[key], f'{name}.{key}')
-      elif key != 'type' and not _is_retired(f'{kind}.{plain}', one):
-        self.problems.append(f'{name}.{plain[:60]}: expected the name of a setting, got {plain[:60]!r}.'
-                             + nearest(key, known, f'{name}.'))
+      elif key != 'type':
+        retired = {of: RETIRED[of] for of in (f'{parent.__name__}.{key}' for parent in declared.__mro__)
+                   if of in RETIRED}
+        for harmless in retired.values():
+          if harmless is not None and one not in harmless:
+            self._wrong(one, f'{" or ".join(map(_text, harmless))}, as this setting was removed', f'{name}.{plain}')
+        if not retired:
+          self.problems.append(f'{name}.{plain[:60]}: expected the name of a setting, got {plain[:60]!r}.'
+                               + nearest(key, known, f'{name}.'))
     for field in dataclasses.fields(declared):
       if base is None and field.name not in found and (
           field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING):

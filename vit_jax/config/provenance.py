@@ -16,7 +16,7 @@ from vit_jax.core.errors import UserError
 SETTINGS = 'settings'
 """Key of a checkpoint's `meta`."""
 _RUNNING = ('dtype', 'quantize', 'execution', 'unroll', 'remat', 'full_remat', 'kernel', 'dropout', 'drop_path',
-            'drop_path_even', 'patch_dropout', 'norm_momentum', 'bias_init', 'probe', 'init')
+            'drop_path_even', 'patch_dropout', 'bias_init', 'probe', 'init')
 """Settings of a network that evaluation does not depend on."""
 _PREPROCESSING = ('eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'truncate', 'mean',
                   'std', 'eval_native_patch', 'exif_orientation')

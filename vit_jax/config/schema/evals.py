@@ -162,14 +162,12 @@ class Gallery(enum.Enum):
 
 @dataclasses.dataclass
 class Retrieval(FrozenEvaluation):
-  """Recall@K: the share of images with one of their class among the K nearest by cosine."""
+  """Recall@1, @5 and @10: the share of images with one of their class among the K nearest by cosine."""
   implementation: ClassVar[str] = 'vit_jax.evaluate.retrieval:build'
   gallery: Gallery = Gallery.REST  # the images to search
-  ranks: tuple[int, ...] = ranged((1, 5, 10), COUNT)  # values of K; the first one is the headline
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
-    yield from _not_empty(f'{name}.ranks', self.ranks)
     if self.gallery is Gallery.REST:
       yield from no_effect(self, name, ('train_split',), f'with {name}.gallery=rest, which searches one split')
 
@@ -183,7 +181,6 @@ class Logistic(FrozenEvaluation):
       (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1., 3., 10.), POSITIVE)
   holdout: float = ranged(.1, INSIDE)            # part of the training examples that chooses among them
   max_steps: int = ranged(500, COUNT)            # of L-BFGS
-  tolerance: float = ranged(1e-6, NOT_NEGATIVE)  # largest entry of the gradient at the end
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
@@ -250,12 +247,7 @@ class ZeroShot(TextEvaluation):
 class CaptionRetrieval(TextEvaluation):
   """Recall@K between images and their captions, both ways (arXiv 2103.00020, Table 13), of a source with captions."""
   implementation: ClassVar[str] = 'vit_jax.evaluate.caption_retrieval:build'
-  ranks: tuple[int, ...] = ranged((1, 5, 10), COUNT)  # values of K; the first one is the headline
   captions: int = ranged(5, COUNT)  # most captions of an image, its first ones (COCO: 5)
-
-  def problems(self, config: Run, name: str) -> Iterator[str]:
-    yield from super().problems(config, name)
-    yield from _not_empty(f'{name}.ranks', self.ranks)
 
 
 @dataclasses.dataclass
@@ -275,7 +267,6 @@ class Segmentation(FrozenEvaluation):
   l2: tuple[float, ...] = ranged((1e-4, 1e-3, 1e-2, 1e-1), POSITIVE)
   holdout: float = ranged(.1, INSIDE)            # part of the training images that chooses among them
   max_steps: int = ranged(500, COUNT)            # of L-BFGS
-  tolerance: float = ranged(1e-6, NOT_NEGATIVE)  # largest entry of the gradient at the end
   neighbors: tuple[int, ...] = ranged((30,), COUNT)  # values of k, of tokens by cosine; () = no k-NN
   temperature: float = ranged(.07, POSITIVE)  # of their votes
   ignore: int = ranged(255, Range(-1, 65_535))  # value of pixels that do not count; -1 = none

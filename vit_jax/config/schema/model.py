@@ -80,7 +80,6 @@ class EfficientNet(checks.Settings):
   depth_factor: float = ranged(1., Range(0, 100, above=True))  # of repeated blocks, rounded up
   dropout: float = ranged(0., BELOW_1)  # of the pooled features
   drop_path: float = ranged(0., BELOW_1)  # stochastic depth of the last block; grows linearly from 0
-  norm_momentum: float = ranged(.99, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
   norm_eps: float = ranged(1e-3, POSITIVE)  # epsilon of BatchNorm
   dtype: DType = DType.F32
   remat: Remat = Remat.AUTO  # of each block: none or full
@@ -101,7 +100,6 @@ class AxialResNet(checks.Settings):
   layers: tuple[int, ...] = ranged((3, 4, 6, 3), Range(1, 1000))  # units a stage
   width: int = ranged(32, COUNT)  # channels of the root; stage i from 0 returns width * 4 * 2^i
   heads: int = ranged(8, COUNT)  # attention heads
-  norm_momentum: float = ranged(.9, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
   norm_eps: float = ranged(1e-5, POSITIVE)  # epsilon of BatchNorm
   dtype: DType = DType.F32
   remat: Remat = Remat.AUTO  # of each unit: none or full

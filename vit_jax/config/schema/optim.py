@@ -19,8 +19,8 @@ from vit_jax.config.schema.ranges import (
     ranged,
 )
 
-__all__ = ('Adafactor', 'Adam', 'AdamW', 'AnyOptimizer', 'Curve', 'Decay', 'DecayBy', 'Lamb', 'Lars', 'LayerGroups',
-           'Lion', 'Muon', 'MuonScale', 'NewtonSchulz', 'Optimizer', 'PathRule', 'RMSProp', 'Ramp', 'Schedule',
+__all__ = ('Adafactor', 'Adam', 'AdamW', 'AnyOptimizer', 'Curve', 'Decay', 'DecayBy', 'Lamb', 'Lars', 'Lion',
+           'Muon', 'MuonScale', 'NewtonSchulz', 'Optimizer', 'PathRule', 'RMSProp', 'Ramp', 'Schedule',
            'ScheduleFree', 'Sgd', 'Warmup')
 
 
@@ -120,12 +120,6 @@ class PathRule(Settings):
       yield from no_effect(self, name, ('weight_decay',), 'with optimizer.weight_decay=0')
 
 
-class LayerGroups(enum.Enum):
-  """Which layer a parameter counts to for `layer_decay`."""
-  MAE = 'mae'    # stem, class token, positions: 0; block i from 0: i + 1; the rest: depth + 1
-  TIMM = 'timm'  # likewise, but the last norm counts to the last block
-
-
 class DecayBy(enum.Enum):
   """What weight decay is multiplied with at each step; all but `gradient` are decoupled (arXiv 1711.05101)."""
   GRADIENT = 'gradient'  # nothing: it is part of the gradient, before the momentum (coupled; only of Sgd)
@@ -152,8 +146,9 @@ class Optimizer(Settings):
   clip_tensor: float = ranged(0., NOT_NEGATIVE)  # norm of each tensor's gradient, layer by layer (qkv is one); 0 = off
   # Gradient over parameter norm, each output unit; not the head; 0 = off.
   clip_adaptive: float = ranged(0., NOT_NEGATIVE)
-  layer_decay: float = ranged(1., UP_TO_1)  # factor of the learning rate from a layer to the one below; 1 = off
-  layer_groups: LayerGroups = LayerGroups.MAE
+  # Factor of the learning rate from a layer to the one below; 1 = off. What comes before the blocks is layer 0, block i
+  # from 0 is i + 1, and the rest depth + 1 (MAE).
+  layer_decay: float = ranged(1., UP_TO_1)
   rules: tuple[PathRule, ...] = ()  # exceptions for some parameters, the first that matches
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -164,9 +159,7 @@ class Optimizer(Settings):
     if self.schedule.end_lr > peak:
       yield problem(f'{name}.schedule.end_lr', f'at most {peak:g}, the peak that {name}.lr={self.lr} gives',
                     self.schedule.end_lr)
-    if self.layer_decay == 1:
-      yield from no_effect(self, name, ('layer_groups',), f'with {name}.layer_decay=1')
-    elif not hasattr(config.model, 'depth'):
+    if self.layer_decay != 1 and not hasattr(config.model, 'depth'):
       yield problem(f'{name}.layer_decay', f'1 for {type(config.model).__name__}, which has no blocks to count',
                     self.layer_decay)
     if not self.clip_norm:

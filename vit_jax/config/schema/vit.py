@@ -300,7 +300,6 @@ class ResNetStem(StemSettings):
 class ConvStem(StemSettings):
   """Patches are cut from a map of half of the image's side: three convolutions with BatchNorm and ReLU (LV-ViT)."""
   width: int = ranged(64, COUNT)              # channels of the map
-  norm_momentum: float = ranged(.9, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
   stride = 2
   has_batch_norm: ClassVar[bool] = True
   implementation: ClassVar[str] = 'vit_jax.models.vit.stem:ConvolutionPatches'
