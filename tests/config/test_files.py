@@ -8,7 +8,7 @@ import typing
 
 import pytest
 
-from vit_jax.config import check, files, json_files, overrides, schema
+from vit_jax.config import check, engine, files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 
@@ -74,8 +74,8 @@ def test_a_file_that_returns_something_else_is_refused(tmp_path: pathlib.Path) -
 
 def test_json_holds_every_setting() -> None:
   config = files.load('digits', [])
-  saved = json.loads(json_files.to_json(config))
-  for name, *_ in overrides.fields(config):
+  saved = json.loads(engine.to_json(config))
+  for name, *_ in engine.fields(config):
     node = saved
     for part in name.split('.'):
       node = node[part]

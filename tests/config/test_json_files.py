@@ -7,17 +7,17 @@ import pathlib
 
 import pytest
 
-from vit_jax.config import files, json_files, overrides, schema
+from vit_jax.config import engine, files, schema
 from vit_jax.core.errors import UserError
 
 
 @pytest.mark.parametrize('name', files.list_names())
 def test_every_config_comes_back_as_it_was(name: str) -> None:
   for config in files.load_study(name, []).runs.values():
-    again = json_files.from_json(json_files.to_json(config))
-    assert again == config and [type(s.value) for s in overrides.fields(again)] == [
+    again = engine.from_json(engine.to_json(config))
+    assert again == config and [type(s.value) for s in engine.fields(again)] == [
         float if type(s.value) is int and isinstance(t.value, float) else type(s.value)
-        for s, t in zip(overrides.fields(config), overrides.fields(again), strict=True)]
+        for s, t in zip(engine.fields(config), engine.fields(again), strict=True)]
 
 
 def test_nested_parts_and_choices_come_back() -> None:
@@ -25,7 +25,7 @@ def test_nested_parts_and_choices_come_back() -> None:
       model=schema.ViT(stem=schema.ResNetStem((2, 2)), pool=schema.Map()), image_px=(32, 48),
       optimizer=schema.Lion(rules=(schema.PathRule('head/.*', lr=schema.Ramp(0., 1.), frozen_until='3 epochs'),)),
       evals={'a': schema.TopK(views=('ema',)), 'b': schema.TopK(every='2 epochs')})
-  again = json_files.from_json(json_files.to_json(config))
+  again = engine.from_json(engine.to_json(config))
   assert again == config and isinstance(again.optimizer, schema.Lion)
   assert isinstance(again.optimizer.rules[0].lr, schema.Ramp) and isinstance(again.model, schema.ViT)
   assert isinstance(again.model.stem, schema.ResNetStem) and again.model.stem.layers == (2, 2)
@@ -33,15 +33,15 @@ def test_nested_parts_and_choices_come_back() -> None:
 
 def test_a_file_of_a_run_is_a_config_with_overrides(tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'config.json'
-  path.write_text(json_files.to_json(schema.Config(name='mine', seed=7)))
+  path.write_text(engine.to_json(schema.Config(name='mine', seed=7)))
   found = files.load(str(path), ['batch_size=24'])
   assert (found.name, found.seed, found.batch_size) == ('mine', 7, 24)
 
 
 def test_what_an_older_file_lacks_has_its_default() -> None:
-  saved = json.loads(json_files.to_json(schema.Config(seed=3)))
+  saved = json.loads(engine.to_json(schema.Config(seed=3)))
   del saved['train'], saved['model']['gelu']
-  assert json_files.from_json(json.dumps(saved)) == schema.Config(seed=3)
+  assert engine.from_json(json.dumps(saved)) == schema.Config(seed=3)
 
 
 def test_settings_that_are_gone_are_read_if_they_change_nothing() -> None:
@@ -50,7 +50,7 @@ def test_settings_that_are_gone_are_read_if_they_change_nothing() -> None:
          'checkpoints': {'type': 'Checkpoints', 'local': '2 minutes', 'local_dir': '/dev/shm'},
          'optimizer': {'type': 'AdamW', 'layer_groups': 'mae'},
          'evals': {'a': {'type': 'Retrieval', 'ranks': [1, 5, 10]}, 'b': {'type': 'Logistic', 'tolerance': 1e-6}}}
-  assert json_files.from_json(json.dumps(old)) == schema.Config(
+  assert engine.from_json(json.dumps(old)) == schema.Config(
       objective=schema.LeJepa(), evals={'a': schema.Retrieval(), 'b': schema.Logistic()})
   for part, said in (
       ('"optimizer": {"type": "Muon", "nesterov": false}', 'config.optimizer.nesterov: expected true, '),
@@ -58,18 +58,18 @@ def test_settings_that_are_gone_are_read_if_they_change_nothing() -> None:
       ('"optimizer": {"type": "Lamb", "layer_groups": "timm"}', 'config.optimizer.layer_groups: expected "mae", '),
       ('"model": {"type": "EfficientNet", "norm_momentum": 0.9}', 'config.model.norm_momentum: expected 0.99, ')):
     with pytest.raises(UserError, match=f'{said}as this setting was removed, got '):
-      json_files.from_json(f'{{{part}}}')
+      engine.from_json(f'{{{part}}}')
 
 
 def test_all_settings_that_cannot_be_read_are_listed(tmp_path: pathlib.Path) -> None:
-  saved = json.loads(json_files.to_json(schema.Config()))
+  saved = json.loads(engine.to_json(schema.Config()))
   saved['sed'] = 1
   saved['seed'], saved['image_px'], saved['model']['pool'] = 'x', [1], 'middle'
   saved['optimizer'], saved['objective'], saved['init_interpolation'] = {'type': 'Adamx'}, {'type': [1]}, 'bicubic'
   saved['head'] = 3
   (tmp_path / 'config.json').write_text(json.dumps(saved))
   with pytest.raises(UserError) as error:
-    json_files.read(tmp_path / 'config.json')
+    engine.read_file(tmp_path / 'config.json')
   for part in ('config.json: expected a config as JSON, got 8 settings cannot be read:',
                "config.sed: expected the name of a setting, got 'sed'. Did you mean config.seed?",
                "config.init_interpolation: expected the name of a setting, got 'init_interpolation'. Did you mean ",
@@ -84,7 +84,7 @@ def test_all_settings_that_cannot_be_read_are_listed(tmp_path: pathlib.Path) -> 
 @pytest.mark.parametrize(('text', 'said'), [('{', 'not JSON'), ('[]', 'expected settings of type Config')])
 def test_other_files_are_not_configs(text: str, said: str) -> None:
   with pytest.raises(UserError, match=said):
-    json_files.from_json(text)
+    engine.from_json(text)
   assert dataclasses.is_dataclass(schema.Config)
 
 
@@ -100,15 +100,15 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path: pathlib.Path,
   path = tmp_path / 'config.json'
   path.write_bytes(content)
   with pytest.raises(UserError, match=f'config.json: expected a config as JSON, (.|\n)*{said}(.|\n)*--config=NAME'):
-    json_files.read(path)
+    engine.read_file(path)
 
 
 def test_a_folder_in_place_of_the_file_is_an_error(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'config.json').mkdir()
   with pytest.raises(UserError, match='config.json: expected a config as JSON, got "Is a directory"'):
-    json_files.read(tmp_path / 'config.json')
+    engine.read_file(tmp_path / 'config.json')
 
 
 def test_reading_and_writing_again_changes_no_byte() -> None:
-  text = json_files.to_json(schema.Config())  # an integer as the default of a number would become 1.0
-  assert json_files.to_json(json_files.from_json(text)) == text
+  text = engine.to_json(schema.Config())  # an integer as the default of a number would become 1.0
+  assert engine.to_json(engine.from_json(text)) == text

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from vit_jax.config import durations, parts
+from vit_jax.config import durations, engine
 from vit_jax.config.schema import checks, ranges
 from vit_jax.config.schema.checks import shown
 from vit_jax.core.errors import redacted
@@ -63,7 +63,7 @@ def _of(part: Any, prefix: str, usual: Any) -> Iterator[Described]:
       declared = typing.get_args(field.type)[1] if isinstance(value, dict) else field.type
       for key, one in (value if isinstance(value, dict) else {'': value}).items():
         own, was = f'{name}.{key}'.rstrip('.'), default.get(key) if isinstance(default, dict) else default
-        if known := parts.kinds(declared):
+        if known := engine.kinds(declared):
           usual_kind = checks.kind(was) if dataclasses.is_dataclass(was) else REQUIRED
           yield Described(own, checks.kind(one), kind.__name__, 'choice', '', usual_kind, ', '.join(known),
                           abouts.get(field.name, ''))

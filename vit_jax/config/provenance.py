@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vit_jax.config import json_files, schema
+from vit_jax.config import engine, schema
 from vit_jax.core.errors import UserError
 
 SETTINGS = 'settings'
@@ -26,8 +26,8 @@ log = logging.getLogger('vit_jax.config')
 
 def settings(config: schema.Config) -> dict[str, Any]:
   """Returns the settings by name, such as `model.gelu`, with values as JSON has them."""
-  plain = json_files.to_plain(config)
-  found = {name: value for part in ('model', 'head') for name, value in json_files.flat(plain[part], part).items()
+  plain = engine.to_plain(config)
+  found = {name: value for part in ('model', 'head') for name, value in engine.flat(plain[part], part).items()
            if name.split('.')[-1] not in _RUNNING}
   found |= {f'objective.{name}': plain['objective'][name] for name in _DECODING if name in plain['objective']}
   return found | {'image_px': plain['image_px']} | {

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.config import overrides, parts, schema
+from vit_jax.config import engine, schema
 from vit_jax.config.schema import ranges
 from vit_jax.core.errors import UserError
 
@@ -36,7 +36,7 @@ def parse(text: str) -> schema.SearchMethod:
 
 
 def expanded(study: schema.Study, changes: Sequence[str] = (), *, method: schema.SearchMethod | None = None,
-             models: parts.Models | None = None) -> schema.Study:
+             models: engine.Models | None = None) -> schema.Study:
   """Returns a study with the runs of its search, if it has one.
 
   Args:
@@ -57,7 +57,7 @@ def expanded(study: schema.Study, changes: Sequence[str] = (), *, method: schema
   search = dataclasses.replace(search, method=method or search.method)
   _check(study, search, changes)
   points = {f'point{number:03}': point for number, point in enumerate(draw(search))}
-  runs = {name: overrides.apply({'': search.base}, [*changes, *(f'{key}={text}' for key, text in point.items())],
+  runs = {name: engine.changed({'': search.base}, [*changes, *(f'{key}={text}' for key, text in point.items())],
                                 models=models)[''] for name, point in points.items()}
   return dataclasses.replace(study, runs=runs, search=search)
 
