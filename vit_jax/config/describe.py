@@ -58,7 +58,8 @@ def _of(part: Any, prefix: str, usual: Any) -> Iterator[Described]:
   abouts = comments(kind)
   for field in dataclasses.fields(part):
     value, name = getattr(part, field.name), f'{prefix}{field.name}'
-    default = getattr(usual, field.name) if type(usual) is type(part) else _default(field)
+    default = getattr(usual, field.name) if type(usual) is type(part) else checks.default_of(
+        field, missing=REQUIRED)
     if dataclasses.is_dataclass(value) or isinstance(value, dict):
       declared = typing.get_args(field.type)[1] if isinstance(value, dict) else field.type
       for key, one in (value if isinstance(value, dict) else {'': value}).items():
@@ -72,13 +73,6 @@ def _of(part: Any, prefix: str, usual: Any) -> Iterator[Described]:
       allowed = field.metadata.get('allowed')
       yield Described(name, value, type(part).__name__, _type(field.type, value, allowed), _unit(field.name, allowed),
                       default, _allowed(field.type, value, allowed), abouts.get(field.name, ''))
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-  """Returns the default of a field; `REQUIRED` if there is none."""
-  if field.default_factory is not dataclasses.MISSING:
-    return field.default_factory()
-  return REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
 def _type(declared: Any, value: Any, allowed: Any) -> str:
