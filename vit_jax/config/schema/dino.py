@@ -49,8 +49,8 @@ class Dino(ObjectiveSettings):
   has_head: ClassVar[bool] = False
   takes_views: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
-  out_dim: int = ranged(65_536, r.COUNT)      # K, outputs of the projection head
-  hidden_dim: int = ranged(2048, r.COUNT)     # width of its MLP
+  out_dim: int = ranged(65_536, r.COUNT)    # K, outputs of the projection head
+  hidden_dim: int = ranged(2048, r.COUNT)   # width of its MLP
   bottleneck_dim: int = ranged(256, r.COUNT)  # width before the last layer
   norm_last_layer: bool = True  # the rows of the last layer have norm 1, which is safer; False: their norms are learned
   student_temperature: float = ranged(.1, r.POSITIVE)  # of the softmax of the student
@@ -78,14 +78,14 @@ class Dinov2(Dino):
   implementation: ClassVar[str] = 'vit_jax.objectives.dinov2:Spec'
   needs_tokens: ClassVar[bool] = True
   momentum: Ramp = field(default_factory=lambda: Ramp(.992, 1.))  # of the teacher
-  dino_weight: float = ranged(1., r.NOT_NEGATIVE)   # of the loss between crops
+  dino_weight: float = ranged(1., r.NOT_NEGATIVE) # of the loss between crops
   local_weight: float = ranged(1., r.NOT_NEGATIVE)  # of the pairs with a local crop in the loss between crops
-  ibot_weight: float = ranged(1., r.NOT_NEGATIVE)   # of the loss on masked patches
+  ibot_weight: float = ranged(1., r.NOT_NEGATIVE) # of the loss on masked patches
   koleo_weight: float = ranged(.1, r.NOT_NEGATIVE)  # of the loss that spreads the features of images
   koleo_crops: int = ranged(2, Range(1, 2))       # global crops whose features it spreads, from the first on
-  patch_out_dim: int = ranged(0, r.COUNT_OR_0)      # outputs of a separate head of patches; 0 = they share DINO's head
+  patch_out_dim: int = ranged(0, r.COUNT_OR_0)    # outputs of a separate head of patches; 0 = they share DINO's head
   patch_bottleneck_dim: int = ranged(256, r.COUNT)  # width before the last layer of a separate head
-  mask_share: float = ranged(.5, r.UP_TO_1)         # share of the global crops of which patches are masked
+  mask_share: float = ranged(.5, r.UP_TO_1)       # share of the global crops of which patches are masked
   mask_ratio: tuple[float, float] = ranged((.1, .5), r.UP_TO_1)  # range of the share of patches that such a crop loses
   # Consecutive images of the batch that share the shares above, and among which KoLeo looks for the nearest one.
   group: int = ranged(64, Range(2, 1_000_000))
@@ -119,7 +119,7 @@ class Dinov2Distill(Dinov2):
   teacher: FeatureTeacher = field(default_factory=FeatureTeacher)
   momentum: Ramp = field(default_factory=lambda: Ramp(.994, 1.))  # of the average of the student, the view `teacher`
   # The next two choose the patches that are compared, as those that DINOv2 masks; the student sees them.
-  mask_share: float = ranged(.5, r.UP_TO_1)         # share of the global crops of which patches are compared
+  mask_share: float = ranged(.5, r.UP_TO_1)       # share of the global crops of which patches are compared
   mask_ratio: tuple[float, float] = ranged((.1, .5), r.UP_TO_1)  # share of patches of such a crop; 1, 1 = all
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
@@ -142,7 +142,7 @@ class Gram(checks.Settings):
   view: str = ''
   step: str = duration('0 steps')       # of this run; at 0 steps it has the weights of `init_from`
   refresh: str = duration('', off=True, zero=False)  # so often after `start` it becomes the teacher of then; '' = never
-  refreshes: int = ranged(3, r.COUNT)     # times that this happens at most
+  refreshes: int = ranged(3, r.COUNT)   # times that this happens at most
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     if not self.weights:

@@ -29,7 +29,7 @@ class Evaluation(Settings):
   split: str = ''                          # '' = data.eval_split
   batch_size: int = ranged(0, r.COUNT_OR_0)  # 0 = the training batch size
   views: tuple[str, ...] = ()              # empty = all that the objective has
-  limit: int = ranged(0, r.COUNT_OR_0)       # number of examples, marked as partial in every result; 0 = all
+  limit: int = ranged(0, r.COUNT_OR_0)     # number of examples, marked as partial in every result; 0 = all
   source: str = ''                         # as data.source; '' = the same
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -139,7 +139,7 @@ class Knn(FrozenEvaluation):
 class Health(FeatureEvaluation):
   """Whether features collapse, without labels: RankMe, deviation by dimension, uniformity and alignment."""
   implementation: ClassVar[str] = 'vit_jax.evaluate.health:build'
-  images: int = ranged(1024, r.COUNT)           # at most so many of the split, at equal distances
+  images: int = ranged(1024, r.COUNT)         # at most so many of the split, at equal distances
   min_rank: float = ranged(2., r.NOT_NEGATIVE)  # RankMe below which an alarm is raised
 
 
@@ -168,8 +168,8 @@ class Logistic(FrozenEvaluation):
   # Factor of |W|^2 / 2, which is added to the mean loss: scikit-learn's 1 / (C N).
   l2: tuple[float, ...] = ranged(
       (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1., 3., 10.), r.POSITIVE)
-  holdout: float = ranged(.1, r.INSIDE)            # part of the training examples that chooses among them
-  max_steps: int = ranged(500, r.COUNT)            # of L-BFGS
+  holdout: float = ranged(.1, r.INSIDE)          # part of the training examples that chooses among them
+  max_steps: int = ranged(500, r.COUNT)          # of L-BFGS
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
@@ -180,11 +180,11 @@ class Logistic(FrozenEvaluation):
 class Probe(FrozenEvaluation):
   """A linear classifier trained by SGD on features of images without augmentation; by default MAE's, with LARS."""
   implementation: ClassVar[str] = 'vit_jax.evaluate.probe:build'
-  epochs: int = ranged(90, r.COUNT)                     # MAE, Table 10; DINO: 100
-  warmup_epochs: int = ranged(10, r.COUNT_OR_0)         # DINO: 0
-  train_batch_size: int = ranged(16_384, r.COUNT)       # DINO: 1024
+  epochs: int = ranged(90, r.COUNT)                   # MAE, Table 10; DINO: 100
+  warmup_epochs: int = ranged(10, r.COUNT_OR_0)       # DINO: 0
+  train_batch_size: int = ranged(16_384, r.COUNT)     # DINO: 1024
   learning_rates: tuple[float, ...] = ranged((.1,), r.POSITIVE)  # to choose from
-  base_batch_size: int = ranged(256, r.COUNT_OR_0)      # of the learning rates, which are scaled to the batch; 0 = off
+  base_batch_size: int = ranged(256, r.COUNT_OR_0)    # of the learning rates, which are scaled to the batch; 0 = off
   momentum: float = ranged(.9, r.SHARE)  # of SGD
   trust_coefficient: float = ranged(.001, r.NOT_NEGATIVE)  # of LARS; 0 = plain SGD (DINO)
   batch_norm: bool = True                    # of the features, without scale and bias; DINO: no
@@ -254,8 +254,8 @@ class Segmentation(FrozenEvaluation):
   token_seed: int = ranged(0, r.SEED)  # of the draw
   # Of logistic regression, as in Logistic: to choose from by the NLL on held-out images; () = no linear classifier.
   l2: tuple[float, ...] = ranged((1e-4, 1e-3, 1e-2, 1e-1), r.POSITIVE)
-  holdout: float = ranged(.1, r.INSIDE)            # part of the training images that chooses among them
-  max_steps: int = ranged(500, r.COUNT)            # of L-BFGS
+  holdout: float = ranged(.1, r.INSIDE)          # part of the training images that chooses among them
+  max_steps: int = ranged(500, r.COUNT)          # of L-BFGS
   neighbors: tuple[int, ...] = ranged((30,), r.COUNT)  # values of k, of tokens by cosine; () = no k-NN
   temperature: float = ranged(.07, r.POSITIVE)  # of their votes
   ignore: int = ranged(255, Range(-1, 65_535))  # value of pixels that do not count; -1 = none

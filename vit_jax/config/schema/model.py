@@ -5,28 +5,28 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import ClassVar
 
-from vit_jax.config.schema import checks
-from vit_jax.config.schema.layers import (
-    BLOCK_REMATS,
-    EXECUTIONS,
-    UNIT_REMATS,
-    DType,
-    Execution,
-    Gelu,
-    Kernels,
-    Remat,
-    residual_units,
-    unit_remat,
-    untiled,
-)
+from vit_jax.config.schema import checks, layers
+from vit_jax.config.schema.layers import DType, Gelu, Kernels, Remat, residual_units, untiled
 from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 from vit_jax.config.schema.vit import ViT
 
 __all__ = ('AxialResNet', 'EfficientNet', 'FeatureLayers', 'Head', 'Lora', 'Mixer', 'Model', 'ResNet', 'adapted_layers')
 
 
+class _Convolutions(checks.Settings):
+  """What networks of convolutions share: a unit saves everything for the backward pass, or only its input."""
+  remat: Remat
+  remats: ClassVar[tuple[Remat, ...]] = (Remat.NONE, Remat.FULL)
+  executions: ClassVar[tuple[layers.Execution | None, ...]] = (None,)  # None: there is no such setting
+  has_batch_norm: ClassVar[bool] = False
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    if self.remat not in (*self.remats, Remat.AUTO):
+      yield checks.problem(f'{name}.remat', 'none or full for a network of convolutions', self.remat)
+
+
 @dataclasses.dataclass
-class ResNet(checks.Settings):
+class ResNet(_Convolutions):
   """BiT: ResNet-v2 with GroupNorm and weight standardization (arXiv 1912.11370). By name: `sizes.resnet('R50x1')`."""
   implementation: ClassVar[str] = 'vit_jax.models.resnet:build'
   layers: tuple[int, ...] = ranged((3, 4, 6, 3), Range(1, 1000))  # bottleneck units a stage
@@ -35,16 +35,12 @@ class ResNet(checks.Settings):
   dtype: DType = DType.F32
   remat: Remat = Remat.AUTO                     # of each unit: none or full
   kernels: Kernels = Kernels.FAST
-  remats: ClassVar[tuple[Remat, ...]] = UNIT_REMATS
-  executions: ClassVar[tuple[Execution | None, ...]] = (None,)  # None: there is no such setting
-  has_batch_norm: ClassVar[bool] = False
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    del config
     if not self.layers:
       yield checks.problem(f'{name}.layers', 'a number of units for each stage, such as 3,4,6,3', self.layers)
     yield from residual_units(self.width, eps=self.var_eps, name=name)
-    yield from unit_remat(self.remat, name)
+    yield from super().problems(config, name)
 
 
 @dataclasses.dataclass
@@ -61,11 +57,11 @@ class Mixer(checks.Settings):
   gelu: Gelu = Gelu.TANH
   norm_eps: float = ranged(1e-6, POSITIVE)  # epsilon of LayerNorm
   dtype: DType = DType.F32
-  execution: Execution = Execution.AUTO
+  execution: layers.Execution = layers.Execution.AUTO
   remat: Remat = Remat.AUTO
   kernels: Kernels = Kernels.FAST
-  remats: ClassVar[tuple[Remat, ...]] = BLOCK_REMATS
-  executions: ClassVar[tuple[Execution | None, ...]] = EXECUTIONS
+  remats: ClassVar[tuple[Remat, ...]] = layers.BLOCK_REMATS
+  executions: ClassVar[tuple[layers.Execution | None, ...]] = layers.EXECUTIONS
   has_batch_norm: ClassVar[bool] = False
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
@@ -73,7 +69,7 @@ class Mixer(checks.Settings):
 
 
 @dataclasses.dataclass
-class EfficientNet(checks.Settings):
+class EfficientNet(_Convolutions):
   """EfficientNet (arXiv 1905.11946) as its authors' weights have it. By name: `sizes.efficientnet('B0')`."""
   implementation: ClassVar[str] = 'vit_jax.models.efficientnet:build'
   width_factor: float = ranged(1., Range(0, 100, above=True))  # of channels, which are rounded to multiples of 8
@@ -84,17 +80,11 @@ class EfficientNet(checks.Settings):
   dtype: DType = DType.F32
   remat: Remat = Remat.AUTO  # of each block: none or full
   kernels: Kernels = Kernels.FAST
-  remats: ClassVar[tuple[Remat, ...]] = UNIT_REMATS
-  executions: ClassVar[tuple[Execution | None, ...]] = (None,)
   has_batch_norm: ClassVar[bool] = True  # whose statistics are those of the complete batch of a step
-
-  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    del config
-    yield from unit_remat(self.remat, name)
 
 
 @dataclasses.dataclass
-class AxialResNet(checks.Settings):
+class AxialResNet(_Convolutions):
   """AxialResNet (arXiv 2003.07853): axial attention in place of 3 x 3 convolutions. By name: `Axial-ResNet50-S`."""
   implementation: ClassVar[str] = 'vit_jax.models.axial_resnet:build'
   layers: tuple[int, ...] = ranged((3, 4, 6, 3), Range(1, 1000))  # units a stage
@@ -104,8 +94,6 @@ class AxialResNet(checks.Settings):
   dtype: DType = DType.F32
   remat: Remat = Remat.AUTO  # of each unit: none or full
   kernels: Kernels = Kernels.FAST
-  remats: ClassVar[tuple[Remat, ...]] = UNIT_REMATS
-  executions: ClassVar[tuple[Execution | None, ...]] = (None,)
   has_batch_norm: ClassVar[bool] = True  # whose statistics are those of the complete batch of a step
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
@@ -117,7 +105,7 @@ class AxialResNet(checks.Settings):
     if 2 * self.width % (2 * self.heads):
       yield (f'{name}.width: expected a multiple of {name}.heads={self.heads}, got {self.width}. Queries and keys have '
              'half of the channels of a head each.')
-    yield from unit_remat(self.remat, name)
+    yield from super().problems(config, name)
 
 
 Model = ViT | ResNet | Mixer | EfficientNet | AxialResNet

@@ -116,8 +116,8 @@ class MaskedPatch(ObjectiveSettings):
   needs_tokens: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False
   target: PatchTarget = PatchTarget.COLOR
-  mask_ratio: float = ranged(.5, r.UP_TO_1)       # share of the patches of each image that are corrupted
-  mask_token_prob: float = ranged(.8, r.SHARE)    # probability that a corrupted patch becomes the mask token
+  mask_ratio: float = ranged(.5, r.UP_TO_1)     # share of the patches of each image that are corrupted
+  mask_token_prob: float = ranged(.8, r.SHARE)  # probability that a corrupted patch becomes the mask token
   random_patch_prob: float = ranged(.1, r.SHARE)  # that it becomes another patch of the image; else it is unchanged
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
@@ -139,8 +139,8 @@ class Byol(ObjectiveSettings):
   has_head: ClassVar[bool] = False
   takes_views: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
-  hidden_dim: int = ranged(4096, r.COUNT)                           # width of the MLPs (Appendix J.2)
-  out_dim: int = ranged(256, r.COUNT)                               # width of projections and predictions
+  hidden_dim: int = ranged(4096, r.COUNT)                         # width of the MLPs (Appendix J.2)
+  out_dim: int = ranged(256, r.COUNT)                             # width of projections and predictions
   momentum: Ramp = field(default_factory=lambda: Ramp(.996, 1.))  # tau, of the target network
   collapse: Collapse = field(default_factory=Collapse)            # its threshold is that of `spread`, from 0 to 1
 
@@ -159,11 +159,11 @@ class LeJepa(ObjectiveSettings):
   has_head: ClassVar[bool] = False
   takes_views: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
-  hidden_dim: int = ranged(2048, r.COUNT)    # width of the two hidden layers of the projector
-  out_dim: int = ranged(64, r.COUNT)         # width of embeddings
-  weight: float = ranged(.05, r.INSIDE)      # lambda, of SIGReg; the invariance has 1 - lambda
-  directions: int = ranged(1024, r.COUNT)    # random unit vectors of a step, on which embeddings are projected
-  t_max: float = ranged(5., r.POSITIVE)      # characteristic functions are compared on [-t_max, t_max]
+  hidden_dim: int = ranged(2048, r.COUNT)  # width of the two hidden layers of the projector
+  out_dim: int = ranged(64, r.COUNT)       # width of embeddings
+  weight: float = ranged(.05, r.INSIDE)    # lambda, of SIGReg; the invariance has 1 - lambda
+  directions: int = ranged(1024, r.COUNT)  # random unit vectors of a step, on which embeddings are projected
+  t_max: float = ranged(5., r.POSITIVE)    # characteristic functions are compared on [-t_max, t_max]
   t_points: int = ranged(9, Range(2, 10_000))  # equidistant points of [0, t_max]; those below 0 add nothing
   collapse: Collapse = field(default_factory=Collapse)  # its threshold is that of `deviation`, which SIGReg draws to 1
 
@@ -185,16 +185,16 @@ class IJepa(ObjectiveSettings):
   has_head: ClassVar[bool] = False
   needs_tokens: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False
-  predictor_width: int = ranged(384, r.COUNT)               # channels of a token in the predictor
+  predictor_width: int = ranged(384, r.COUNT)             # channels of a token in the predictor
   predictor_depth: int = ranged(12, Range(1, 10_000))     # blocks of the predictor
-  predictor_heads: int = ranged(16, r.COUNT)                # attention heads of the predictor
+  predictor_heads: int = ranged(16, r.COUNT)              # attention heads of the predictor
   num_targets: int = ranged(4, Range(1, 1000))            # target blocks of an image, which may overlap
   target_area: tuple[float, float] = ranged((.15, .2), r.UP_TO_1)  # range of the area of a target block, of the image
   target_aspect: tuple[float, float] = ranged((.75, 1.5), r.POSITIVE)  # range of its height divided by its width
   context_area: tuple[float, float] = ranged((.85, 1.), r.UP_TO_1)  # range of the area of the context, a square block
   # The encoder gets at most this share of the patches: if more are in the context and in no target, some at random.
   context_ratio: float = ranged(.5, r.UP_TO_1)
-  min_context: int = ranged(10, r.COUNT)                    # patches of a context; blocks with fewer are drawn again
+  min_context: int = ranged(10, r.COUNT)                  # patches of a context; blocks with fewer are drawn again
   loss: JepaLoss = JepaLoss.L2
   momentum: Ramp = field(default_factory=lambda: Ramp(.996, 1., curve=Curve.LINEAR))  # of the target encoder
   collapse: Collapse = field(default_factory=Collapse)    # its threshold is that of `deviation`, at most 1
@@ -230,12 +230,12 @@ class TokenLabel(ObjectiveSettings):
   implementation: ClassVar[str] = 'vit_jax.objectives.token_label:Spec'
   needs_tokens: ClassVar[bool] = True
   maps: str = ''                                       # directory of label maps, written by vit-jax prepare --weights=
-  dense_weight: float = ranged(1., r.POSITIVE)           # beta, of the mean loss over tokens; that of the class is 1
+  dense_weight: float = ranged(1., r.POSITIVE)         # beta, of the mean loss over tokens; that of the class is 1
   mix_token: bool = False                              # MixToken: a box of tokens comes from another image
-  mix_group: int = ranged(0, r.COUNT_OR_0)               # consecutive images of a microbatch with one box; 0 = all
-  label_smoothing: float = ranged(0., r.BELOW_1)         # of the targets of class and tokens
+  mix_group: int = ranged(0, r.COUNT_OR_0)             # consecutive images of a microbatch with one box; 0 = all
+  label_smoothing: float = ranged(0., r.BELOW_1)       # of the targets of class and tokens
   class_target: ClassTarget = ClassTarget.MAP
-  top: int = ranged(5, r.COUNT)                          # classes a position in the maps
+  top: int = ranged(5, r.COUNT)                        # classes a position in the maps
   map_grid: tuple[int, int] = ranged((18, 18), r.COUNT)  # positions of the maps
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
@@ -281,8 +281,8 @@ class Distill(ObjectiveSettings):
   implementation: ClassVar[str] = 'vit_jax.objectives.distill:Spec'
   teacher: Teacher = field(default_factory=Teacher)
   distill_type: DistillType = DistillType.HARD
-  weight: float = ranged(.5, r.SHARE)             # of the teacher's part of the loss; 1 - weight is that of the labels
-  temperature: float = ranged(1., r.POSITIVE)     # of soft teaching
+  weight: float = ranged(.5, r.SHARE)           # of the teacher's part of the loss; 1 - weight is that of the labels
+  temperature: float = ranged(1., r.POSITIVE)   # of soft teaching
   soft_mean: SoftMean = SoftMean.PAPER          # of soft teaching
   label_smoothing: float = ranged(0., r.BELOW_1)  # of the labels' part
 
@@ -309,7 +309,7 @@ class FeatureDistill(ObjectiveSettings):
   teacher: FeatureTeacher = field(default_factory=FeatureTeacher)
   distance: FeatureDistance = FeatureDistance.COSINE
   pooled_weight: float = ranged(1., r.NOT_NEGATIVE)  # of the pooled features
-  patch_weight: float = ranged(1., r.NOT_NEGATIVE)   # of the mean over patch tokens
+  patch_weight: float = ranged(1., r.NOT_NEGATIVE) # of the mean over patch tokens
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)

@@ -102,7 +102,7 @@ class FeatureTeacher(checks.Settings):
   view: str = ''              # of a run given there: student, ema or teacher; '' = ema where there is one
   px: int = ranged(0, r.PX_OR_0)  # the student's images are resized to this side; 0 = it sees them at their size
   model: Model = field(default_factory=ViT)  # network of the teacher
-  mean: tuple[float, ...] = ranged((.5, .5, .5), r.ANY)      # of RGB in [0, 1]
+  mean: tuple[float, ...] = ranged((.5, .5, .5), r.ANY)    # of RGB in [0, 1]
   std: tuple[float, ...] = ranged((.5, .5, .5), r.POSITIVE)  # of RGB in [0, 1]
 
   def image_px(self, student_px: tuple[int, int]) -> tuple[int, int]:

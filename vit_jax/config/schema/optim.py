@@ -50,12 +50,12 @@ class Schedule(Settings):
   # The learning rate changes only so often: '1 epoch' (timm); '' = at every update.
   stairs: str = duration('', off=True, zero=False)
   lag: str = duration('', off=True)  # it is that of so long ago: '1 epoch' in DeiT's program; '' = of now
-  end_lr: float = ranged(0., r.NOT_NEGATIVE)               # of cosine, linear, and of a cooldown
+  end_lr: float = ranged(0., r.NOT_NEGATIVE)             # of cosine, linear, and of a cooldown
   cooldown: str = duration('', off=True)  # last part of the run, after rsqrt, steps or constant; '' = none
   hold: str = duration('', off=True)      # last part of the run, at `end_lr` after cosine or linear; '' = none
   timescale: str = duration('10_000 steps', zero=False)  # of rsqrt
   milestones: tuple[str, ...] = duration(())                  # of steps: moments, from the start of the run
-  gamma: float = ranged(.1, r.UP_TO_1)                      # of steps and exponential: factor at each
+  gamma: float = ranged(.1, r.UP_TO_1)                    # of steps and exponential: factor at each
   every: str = duration('2.4 epochs', zero=False)        # of exponential
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -101,7 +101,7 @@ class Ramp(Settings):
 class PathRule(Settings):
   """What is different for the parameters whose whole path name matches. The first rule that matches decides."""
   paths: str  # pattern of whole path names
-  lr: float | Ramp = ranged(1., r.NOT_NEGATIVE)            # times the learning rate
+  lr: float | Ramp = ranged(1., r.NOT_NEGATIVE)          # times the learning rate
   weight_decay: float | Ramp = ranged(1., r.NOT_NEGATIVE)  # times the weight decay
   # From the start to here no update, no decay, and moments stay; '100 %' = for good.
   frozen_until: str = duration('', off=True)
@@ -202,7 +202,7 @@ class Adafactor(Optimizer):
   mu_dtype: DType = DType.BF16
   # Largest decay of the second moment, which is 1 - t ** -0.8 at update t from 1.
   b2_cap: float = ranged(.999, r.INSIDE)
-  eps: float = ranged(1e-30, r.POSITIVE)    # added to the squared gradient
+  eps: float = ranged(1e-30, r.POSITIVE)  # added to the squared gradient
   decay_by: DecayBy = DecayBy.LR
 
 
@@ -276,10 +276,10 @@ class RMSProp(Optimizer):
   """RMSProp with momentum as TensorFlow 1 has it; weight decay is added to the gradient, as an L2 penalty is."""
   implementation: ClassVar[str] = 'vit_jax.optim.rmsprop:rmsprop'
   lr: float = ranged(.016, r.NOT_NEGATIVE)  # at the peak of the schedule
-  b2: float = ranged(.9, r.BELOW_1)              # decay of the mean of squares, which begins at `initial_scale`
+  b2: float = ranged(.9, r.BELOW_1)            # decay of the mean of squares, which begins at `initial_scale`
   initial_scale: float = ranged(1., r.NOT_NEGATIVE)  # mean of squares at the start
-  eps: float = ranged(1e-3, r.POSITIVE)          # added to the mean of squares, below the root
-  momentum: float = ranged(.9, r.BELOW_1)        # of updates that are already multiplied by the learning rate
+  eps: float = ranged(1e-3, r.POSITIVE)        # added to the mean of squares, below the root
+  momentum: float = ranged(.9, r.BELOW_1)      # of updates that are already multiplied by the learning rate
   mu_dtype: DType = DType.F32                    # momentum as it is kept
 
 

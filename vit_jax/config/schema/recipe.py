@@ -72,9 +72,9 @@ class RandAugment(Settings):
   """RandAugment (arXiv 1909.13719). timm's rand-m9-mstd0.5-inc1: layers=2 magnitude=9 magnitude_std=.5
   probability=.5 table=timm."""
   layers: int = ranged(0, Range(0, 100))           # operations an image, one after the other; 0 = off
-  magnitude: float = ranged(10., r.NOT_NEGATIVE)     # in tenths of each operation's range
+  magnitude: float = ranged(10., r.NOT_NEGATIVE)   # in tenths of each operation's range
   magnitude_std: float = ranged(0., r.NOT_NEGATIVE)  # of a normal added to it for each operation
-  probability: float = ranged(1., r.SHARE)           # that a chosen operation is applied
+  probability: float = ranged(1., r.SHARE)         # that a chosen operation is applied
   table: OpTable = OpTable.AUGREG
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -105,7 +105,7 @@ class Jitter(Settings):
 @dataclasses.dataclass
 class Erase(Settings):
   """Random erasing (arXiv 1708.04896) after normalization, with normal noise in each pixel."""
-  probability: float = ranged(0., r.SHARE)                     # of an image; 0 = off
+  probability: float = ranged(0., r.SHARE)                   # of an image; 0 = off
   area: tuple[float, float] = ranged((.02, 1 / 3), r.UP_TO_1)  # of the image's area
   aspect: tuple[float, float] = ranged((.3, 1 / .3), r.POSITIVE)  # range of the ratio of its sides
 
@@ -124,13 +124,13 @@ class Views(Settings):
   """
   on: bool = False  # several crops of each image
   num_local: int = ranged(8, Range(0, 1000))  # local crops, besides the two global ones of `image_px`
-  local_px: int = ranged(96, r.PX)                                      # side of a local crop
+  local_px: int = ranged(96, r.PX)                                    # side of a local crop
   global_area: tuple[float, float] = ranged((.4, 1.), r.UP_TO_1)  # range of the area of a global crop, of the image
   local_area: tuple[float, float] = ranged((.05, .4), r.UP_TO_1)  # range of the area of a local crop, of the image
   # Probability: first and second global, local; sigma .1-2 px.
   blur: tuple[float, float, float] = ranged((1., .1, .5), r.SHARE)
   solarize: tuple[float, float, float] = ranged((0., .2, 0.), r.SHARE)  # probability: first and second global, local
-  grayscale: float = ranged(.2, r.SHARE)                                # probability
+  grayscale: float = ranged(.2, r.SHARE)                              # probability
   jitter: Jitter = field(default_factory=lambda: Jitter(.4, .4, .2, .1, probability=.8))
   # Size of copies of the global crops for the Gram teacher of Dinov3, divided by theirs; 1 = it sees the crops.
   gram_scale: float = ranged(1., Range(1, 8))
