@@ -71,7 +71,9 @@ def _of(part: Any, prefix: str, usual: Any) -> Iterator[Described]:
         yield from _of(one, f'{own}.', was)
     else:
       allowed = field.metadata.get('allowed')
-      yield Described(name, value, type(part).__name__, _type(field.type, value, allowed), _unit(field.name, allowed),
+      unit = 'steps, epochs, examples or %' if isinstance(allowed, ranges.Span) else (
+          (allowed and allowed.unit) or _UNITS.get(field.name.rpartition('_')[2], ''))
+      yield Described(name, value, type(part).__name__, _type(field.type, value, allowed), unit,
                       default, _allowed(field.type, value, allowed), abouts.get(field.name, ''))
 
 
@@ -87,12 +89,6 @@ def _type(declared: Any, value: Any, allowed: Any) -> str:
   if isinstance(declared, type) and issubclass(declared, enum.Enum):
     return 'choice'
   return {float: 'number', int: 'whole number', bool: 'true or false', str: 'text'}.get(declared, 'part')
-
-
-def _unit(name: str, allowed: Any) -> str:
-  if isinstance(allowed, ranges.Range) and allowed.unit:
-    return allowed.unit
-  return 'steps, epochs, examples or %' if isinstance(allowed, ranges.Span) else _UNITS.get(name.rpartition('_')[2], '')
 
 
 def _allowed(declared: Any, value: Any, allowed: Any) -> str:

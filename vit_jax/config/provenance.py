@@ -66,7 +66,7 @@ def check(meta: Mapping[str, Any], config: schema.Config, *, said: str, overridd
     UserError: lists the settings that differ.
   """
   found = differences(meta, config)
-  asked = {name: pair for name, pair in found.items() if _is_given(name, overridden)}
+  asked = {name: pair for name, pair in found.items() if any(f'{name}.'.startswith(f'{one}.') for one in overridden)}
   if asked:
     log.warning('Settings that differ from those that the checkpoint was saved with:\n%s', text(asked))
   if wrong := {name: pair for name, pair in found.items() if name not in asked}:
@@ -80,10 +80,6 @@ def text(found: Mapping[str, tuple[Any, Any]]) -> str:
   """Returns a line for each difference."""
   return '\n'.join(f'  {name}: {_shown(a)} in the checkpoint, {_shown(b)} in the config'
                    for name, (a, b) in found.items())
-
-
-def _is_given(name: str, overridden: Collection[str]) -> bool:
-  return any(name == one or name.startswith(f'{one}.') for one in overridden)
 
 
 def _shown(value: Any) -> str:

@@ -78,8 +78,10 @@ def _check(study: schema.Study, search: schema.Search, changes: Sequence[str]) -
 def draw(search: schema.Search) -> list[dict[str, str]]:
   """Returns the points of a search: texts of values by setting."""
   shares = sobol(search.method.points, len(search.ranges), search.seed)
-  return [{name: _text(_value(kind, float(share))) for (name, kind), share in zip(search.ranges.items(), row,
-                                                                                    strict=True)} for row in shares]
+  points = [{name: _value(kind, float(share)) for (name, kind), share in zip(search.ranges.items(), row, strict=True)}
+            for row in shares]
+  return [{name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in point.items()}
+          for point in points]
 
 
 def sobol(num: int, dimensions: int, seed: int) -> np.ndarray:
@@ -111,8 +113,3 @@ def _value(kind: schema.Distribution, share: float) -> Any:
       return low + math.floor(share * (high - low + 1))
     case schema.Choices(values):
       return values[math.floor(share * len(values))]
-
-
-def _text(value: Any) -> str:
-  """Returns a value as an override has it."""
-  return str(value).lower() if isinstance(value, bool) else str(value)

@@ -48,14 +48,12 @@ class ObjectiveSettings(checks.Settings):
       yield problem('data.recipe.views.on', f'true for objective {kind}, which compares crops of an image', False)
     if not self.has_statistics and config.model.has_batch_norm:
       yield f'model: expected one without BatchNorm for objective {kind}, got {model}.'
-    if not self.has_head:
-      yield from self._without_head(config, f'for objective {kind}, which has no head and uses no labels')
-
-  @staticmethod
-  def _without_head(config: checks.Run, where: str) -> Iterator[str]:
-    for name, evaluation in config.evals.items():
+    if self.has_head:
+      return
+    where = f'for objective {kind}, which has no head and uses no labels'
+    for key, evaluation in config.evals.items():
       if isinstance(evaluation, TopK):
-        yield f'evals.{name}: expected an evaluation of features {where}, got {type(evaluation).__name__}.'
+        yield f'evals.{key}: expected an evaluation of features {where}, got {type(evaluation).__name__}.'
     if config.head != Head():
       yield f'head: expected the default {where}, got other settings. Remove them.'
     for setting in ('mixup', 'cutmix'):

@@ -162,9 +162,6 @@ class Optimizer(Settings):
       yield from no_effect(self, name, ('weight_decay_ramp',), f'with {name}.weight_decay=0')
     elif not self.weight_decay_mask:
       yield problem(f'{name}.weight_decay_mask', f'a pattern with {name}.weight_decay={self.weight_decay}', ())
-    yield from self._decay_problems(name)
-
-  def _decay_problems(self, name: str) -> Iterator[str]:
     by = getattr(self, 'decay_by', None)
     if by is DecayBy.GRADIENT and not isinstance(self, Sgd):
       yield problem(f'{name}.decay_by', f'lr or schedule for {type(self).__name__}, whose weight decay is decoupled',

@@ -113,10 +113,15 @@ def problems(part: Any, prefix: str = '') -> Iterator[Problem]:
   """Yields problems of the fields that a settings dataclass has itself: values of another type, or out of range."""
   for field in dataclasses.fields(part):
     value, name = getattr(part, field.name), f'{prefix}{field.name}'
-    if expected := _type_problem(value, field.type):
+    expected = _type_problem(value, field.type)
+    for one in value if isinstance(value, tuple) else (value,):
+      allowed = None if expected or dataclasses.is_dataclass(one) else field.metadata.get('allowed')
+      if isinstance(allowed, Span):  # a dataclass, such as a ramp in place of a number, checks itself
+        expected = allowed.problem(one)
+      elif allowed and not allowed.has(one):
+        expected = 'numbers, each ' * isinstance(value, tuple) + _closer(one, allowed)
+    if expected:
       yield Problem(name, expected, value)
-    elif allowed := field.metadata.get('allowed'):
-      yield from _value_problems(name, value, allowed)
 
 
 def walk(part: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
@@ -137,22 +142,6 @@ def walk(part: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
     for where, one in inside.items():
       if dataclasses.is_dataclass(one) and not isinstance(one, type):
         yield from walk(one, f'{prefix}{name}{where}.')
-
-
-def _value_problems(name: str, value: Any, allowed: Range | Span) -> Iterator[Problem]:
-  """Yields problems of a value of the right type, which may be a tuple.
-
-  A dataclass, such as a ramp in place of a number, checks itself.
-  """
-  for one in value if isinstance(value, tuple) else (value,):
-    if isinstance(allowed, Span):
-      if expected := allowed.problem(one):
-        yield Problem(name, expected, value)
-        return
-    elif not dataclasses.is_dataclass(one) and not allowed.has(one):
-      each = 'numbers, each ' if isinstance(value, tuple) else ''
-      yield Problem(name, f'{each}{_closer(one, allowed)}', value)
-      return
 
 
 def _closer(value: float, allowed: Range) -> str:
@@ -189,11 +178,6 @@ def _type_problem(value: Any, declared: Any) -> str | None:
         'a dict with names as keys')
   if origin is Callable:
     return None if callable(value) else 'a function'
-  return _plain_problem(value, declared)
-
-
-def _plain_problem(value: Any, declared: type) -> str | None:
-  """Returns what was expected of a declared class: a number, text, a choice or a part."""
   allowed = (int, float) if declared is float else declared
   if isinstance(value, bool) and declared is not bool or not isinstance(value, allowed):
     return type_text(declared)

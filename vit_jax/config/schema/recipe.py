@@ -144,26 +144,21 @@ class Views(Settings):
     if not self.on:
       yield from switched_off(self, name, f'with {name}.on=False')
       return
-    objective = config.objective
+    objective, patch = config.objective, getattr(config.model, 'patch', 1)
     if self.gram_scale > 1:
-      yield from self._copy_problems(config, name)
+      if not objective.takes_copies:
+        yield problem(f'{name}.gram_scale', f'1 for objective {type(objective).__name__}, which has no Gram teacher',
+                      self.gram_scale)
+      for side in self.gram_px(config.image_px):
+        yield from multiple(f'{name}.gram_scale times image_px={config.image_px}', side, patch, f'model.patch={patch}')
     else:
       yield from no_effect(self, name, ['gram_colors'], f'with {name}.gram_scale=1')
     if not objective.takes_views:
       yield problem(f'{name}.on', f'False for objective {type(objective).__name__}, which takes one image', True)
     if self.num_local:
-      patch = getattr(config.model, 'patch', 1)
       yield from multiple(f'{name}.local_px', self.local_px, patch, f'model.patch={patch}')
     yield from ascending(f'{name}.global_area', self.global_area)
     yield from ascending(f'{name}.local_area', self.local_area)
-
-  def _copy_problems(self, config: Run, name: str) -> Iterator[str]:
-    objective, patch = config.objective, getattr(config.model, 'patch', 1)
-    if not objective.takes_copies:
-      yield problem(f'{name}.gram_scale', f'1 for objective {type(objective).__name__}, which has no Gram teacher',
-                    self.gram_scale)
-    for side in self.gram_px(config.image_px):
-      yield from multiple(f'{name}.gram_scale times image_px={config.image_px}', side, patch, f'model.patch={patch}')
 
 
 @dataclasses.dataclass
@@ -220,7 +215,18 @@ class Recipe(Settings):
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from ascending(f'{name}.crop_area', self.crop_area)
     yield from ascending(f'{name}.crop_aspect', self.crop_aspect)
-    yield from self._crop_problems(name)
+    made = f'with {name}.crop={self.crop.value}'
+    if self.crop is Crop.RESIZE:
+      yield from no_effect(self, name, ('crop_area', 'crop_interpolation'), made)
+    elif self.views.on:
+      yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.views.on=True')
+    elif self.crop_interpolation.value == self.interpolation.value:
+      yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.interpolation={self.interpolation.value}')
+    if self.crop is not Crop.INCEPTION:
+      yield from no_effect(self, name, ('crop_aspect', 'crop_sampler'), made, 'Set crop=inception for it.')
+    if self.crop_sampler is not CropSampler.TENSORFLOW:
+      yield from no_effect(self, name, ('crop_tries', 'crop_covered'),
+                           f'with {name}.crop_sampler={self.crop_sampler.value}')
     yield from self._resize_problems(config, name)
     yield from self._mixing_problems(config, name)
     if not self.jitter.is_on:
@@ -264,23 +270,6 @@ class Recipe(Settings):
              'three_augment': self.three_augment, 'jitter': self.jitter.is_on, 'erase': self.erase.probability > 0,
              **{name: getattr(self, name) > 0 for name in numbers}}
     return [name for name in is_on if is_on[name]]
-
-  def _crop_problems(self, name: str) -> Iterator[str]:
-    """Yields problems of settings of random crops that are not made."""
-    made = f'with {name}.crop={self.crop.value}'
-    if self.crop is Crop.RESIZE:
-      yield from no_effect(self, name, ('crop_area',), made)
-    if self.crop is not Crop.INCEPTION:
-      yield from no_effect(self, name, ('crop_aspect', 'crop_sampler'), made, 'Set crop=inception for it.')
-    if self.crop_sampler is not CropSampler.TENSORFLOW:
-      yield from no_effect(self, name, ('crop_tries', 'crop_covered'),
-                           f'with {name}.crop_sampler={self.crop_sampler.value}')
-    if self.crop is Crop.RESIZE:
-      yield from no_effect(self, name, ('crop_interpolation',), made)
-    elif self.views.on:
-      yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.views.on=True')
-    elif self.crop_interpolation.value == self.interpolation.value:
-      yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.interpolation={self.interpolation.value}')
 
   def _resize_problems(self, config: Run, name: str) -> Iterator[str]:
     if self.eval_native_patch or self.native_lengths:

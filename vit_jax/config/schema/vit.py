@@ -367,16 +367,12 @@ class ViT(checks.Settings):
     if self.quantize is not Quantize.NONE and self.kernels is Kernels.PLAIN:
       yield checks.problem(f'{name}.kernels', f'fast with {name}.quantize={self.quantize.value}, whose gradients are '
                            'written by hand', self.kernels, f'Set {name}.kernels=fast or {name}.quantize=none.')
-    if self.patch_dropout:
-      yield from self._patch_dropout_problems(config, name)
-    for part in dataclasses.fields(self):
-      if isinstance(settings := getattr(self, part.name), Part):
-        yield from settings.network_problems(self, name, f'{name}.{part.name}')
-
-  def _patch_dropout_problems(self, config: checks.Run, name: str) -> Iterator[str]:
     needs_all = {f'{name}.block={checks.kind(self.block)}': self.block.needs_grid,
                  f'{name}.positions=relative': isinstance(self.positions, Relative),
                  f'{name}.positions.at=layers': self.positions.at is PositionsAt.LAYERS,
                  f'objective {type(config.objective).__name__}': config.objective.needs_tokens}
-    for what in (what for what, is_so in needs_all.items() if is_so):
+    for what in (what for what, is_so in needs_all.items() if is_so and self.patch_dropout):
       yield checks.problem(f'{name}.patch_dropout', f'0 with {what}, which needs all patches', self.patch_dropout)
+    for part in dataclasses.fields(self):
+      if isinstance(settings := getattr(self, part.name), Part):
+        yield from settings.network_problems(self, name, f'{name}.{part.name}')
