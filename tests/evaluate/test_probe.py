@@ -80,6 +80,6 @@ def test_a_probe_chooses_its_rate_and_learns() -> None:
 
 
 def test_dino_lowers_the_rate_once_an_epoch_and_mae_at_every_step() -> None:
-  dino, mae = schema.named('probe_dino'), schema.named('probe_mae')
+  dino, mae = schema.EVALUATIONS['probe_dino'](), schema.EVALUATIONS['probe_mae']()
   assert isinstance(dino, schema.Probe) and isinstance(mae, schema.Probe)
   assert (dino.rate_by_epoch, mae.rate_by_epoch) == (True, False)
