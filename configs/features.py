@@ -13,7 +13,6 @@ Plan:     any machine; one pass over both splits for all but probe_dino, which r
 Expected: on ImageNet, DINO's ViT-S/16: k-NN 74.5, linear 77.0; MAE's ViT-B/16: linear 68.0 (the papers, with
           augmentation)
 """
-from vit_jax.config import evaluations
 from vit_jax.config import schema as s
 
 NAMES = ('knn', 'fewshot', 'logistic', 'probe_mae', 'probe_dino')
@@ -22,4 +21,4 @@ NAMES = ('knn', 'fewshot', 'logistic', 'probe_mae', 'probe_dino')
 def get_config() -> s.Config:
   return s.Config(
       name='features', batch_size=64, data=s.Data(source='folder:PATH', in_memory=s.InMemory.NO),
-      evals={name: evaluations.named(name) for name in NAMES})
+      evals={name: s.EVALUATIONS[name]() for name in NAMES})

@@ -15,7 +15,6 @@ Expected: MAE 1,600 epochs: B/16 68.0, L/16 75.8, H/14 76.6; DINO: S/16 77.0, S/
 import dataclasses
 
 from vit_jax.config import schema as s
-from vit_jax.config.evaluations import LAST_FOUR
 from vit_jax.recipes import finetune, sizes
 
 FROZEN = (s.PathRule('backbone/.*', frozen_until='100 %'),)
@@ -49,7 +48,7 @@ def get_config(arguments: str = '') -> s.Config:
       evals={'val': s.TopK(every='10 epochs')})
   if is_mae:
     return config
-  tap = s.FeatureLayers((-1,), patches=True) if size == 'B' else s.FeatureLayers(LAST_FOUR)
+  tap = s.FeatureLayers((-1,), patches=True) if size == 'B' else s.FeatureLayers(s.LAST_FOUR)
   return dataclasses.replace(
       config, batch_size=1_024, length='100 epochs', head=s.Head(probe=True, features=tap),
       optimizer=s.Sgd(lr=.001, base_batch_size=256, momentum=.9, weight_decay=0., clip_norm=0., rules=FROZEN,

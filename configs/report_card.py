@@ -13,7 +13,6 @@ Run:      python -m vit_jax.main --job=evaluate --config=configs/report_card.py 
 Plan:     any machine; one pass over both splits for each of the weights
 Expected: a number for each evaluation that the weights can have, and the reason for the others
 """
-from vit_jax.config import evaluations
 from vit_jax.config import schema as s
 
 NAMES = ('topk', 'zeroshot', 'caption_retrieval', 'knn', 'retrieval', 'logistic', 'fewshot', 'segmentation')
@@ -22,4 +21,4 @@ NAMES = ('topk', 'zeroshot', 'caption_retrieval', 'knn', 'retrieval', 'logistic'
 def get_config() -> s.Config:
   return s.Config(
       name='report card', batch_size=64, data=s.Data(source='folder:PATH', in_memory=s.InMemory.NO),
-      evals={name: evaluations.named(name) for name in NAMES})
+      evals={name: s.EVALUATIONS[name]() for name in NAMES})

@@ -127,9 +127,9 @@ def as_json(value: Any) -> bytes:
 
 @functools.cache
 def configs() -> tuple[bytes, ...]:
-  from vit_jax.config import files, json_files
+  from vit_jax.config import engine, files
   names = ('digits', 'mae_i1k', 'from_folder:R50+B/16')
-  return tuple(json_files.to_json(files.load(name, [])).encode() for name in names)
+  return tuple(engine.to_json(files.load(name, [])).encode() for name in names)
 
 
 def config_json(rng: Rng) -> Result:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
-from vit_jax.config import files, parts, schema
+from vit_jax.config import engine, files, schema
 from vit_jax.core.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -95,7 +95,7 @@ def runs_of(spec: str) -> dict[str, schema.Config]:
 
 def _made_by_code() -> dict[str, set[str]]:
   found: dict[str, set[str]] = {}
-  kinds = {kind.__name__: kind for kind in parts.kinds(schema.AnyOptimizer).values()}
+  kinds = {kind.__name__: kind for kind in engine.kinds(schema.AnyOptimizer).values()}
   for path in sorted((ROOT / 'vit_jax').rglob('*.py')):
     where = str(path.relative_to(ROOT / 'vit_jax'))
     made = set(re.findall(r'\bschema\.(\w+)\(\w', path.read_text())) & kinds.keys()

@@ -138,13 +138,13 @@ WAYS: dict[str, Callable[[Sequence[str], pathlib.Path, pathlib.Path], None]] = {
 
 def ask(workdir: pathlib.Path, out: pathlib.Path, *, exports: bool = True) -> dict[str, Said]:
   """What the jobs say of a run; each writes into `out`. Without `exports`, all but the job export, which compiles."""
-  from vit_jax.config import json_files
+  from vit_jax.config import engine
   from vit_jax.core import trees
   from vit_jax.jobs import report
   from vit_jax.weights import card, loading
   source, found = str(workdir), dict[str, Said]()
-  view = 'ema' if json_files.read(workdir / 'config.json').train.ema else 'student'
-  name = metric_of(json_files.read(workdir / 'config.json').checkpoints.keep_best)
+  view = 'ema' if engine.read_file(workdir / 'config.json').train.ema else 'student'
+  name = metric_of(engine.read_file(workdir / 'config.json').checkpoints.keep_best)
   name += f'@{view}' * (view != 'student' and '@' not in name)
 
   def job(*words: str) -> None:

@@ -10,7 +10,7 @@ import blocks
 import pytest
 
 from vit_jax.commands import JOBS
-from vit_jax.config import check, files, json_files
+from vit_jax.config import check, engine, files
 from vit_jax.config.schema import ranges
 from vit_jax.core import implementation
 from vit_jax.data import opening
@@ -117,7 +117,7 @@ def test_the_code_of_a_guide_is_found_beside_its_config(
     if title.startswith('with_'):
       config = files.load(title, [])
       check.check(config)
-      assert json_files.from_json(json_files.to_json(config)) == config
+      assert engine.from_json(engine.to_json(config)) == config
       own = [part for _, part in ranges.walk(config) if implementation.is_own_type(type(part))]
       assert own and all(callable(implementation.of(part)) for part in own)
     elif 'def opener(' in (tmp_path / title).read_text():

@@ -11,7 +11,7 @@ import time
 import pytest
 import runs
 
-from vit_jax.config import json_files
+from vit_jax.config import engine
 from vit_jax.record import reader
 
 STEPS = 60
@@ -100,5 +100,5 @@ def test_a_run_that_loses_a_slice_continues_on_the_other_and_on_both_when_it_is_
   alone = next(event['resumed_from'] for event in starts if event['slices'] == 1)
   assert f'from step {alone} on 1 of 2 slices, 2 microbatches' in page
   assert f'from step {starts[-1]["resumed_from"]} on 2 slices, 1 microbatch' in page
-  saved = json_files.read(run / 'config.json')
+  saved = engine.read_file(run / 'config.json')
   assert saved.mesh.slices == 0 and saved.mesh.chosen_slices == 2 and saved.microbatches == 1

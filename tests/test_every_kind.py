@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import options
 import pytest
 
-from vit_jax.config import describe, json_files, parts, schema
+from vit_jax.config import describe, engine, schema
 from vit_jax.core import implementation
 from vit_jax.data import opening
 
@@ -34,7 +34,7 @@ def kinds() -> dict[str, Kind]:
     for field in dataclasses.fields(owner):
       declared = field.type
       declared = declared.__args__[-1] if getattr(declared, '__origin__', None) is dict else declared
-      for name, kind in parts.kinds(declared).items():
+      for name, kind in engine.kinds(declared).items():
         found[f'{owner.__name__}.{field.name}={name}'] = Kind(owner, field.name, declared, kind)
   return found
 
@@ -54,7 +54,7 @@ def test_a_kind_is_found_by_its_name_in_texts_and_files(name: str) -> None:
   one = KINDS[name]
   text = name.partition('=')[2]
   if one.kind not in REQUIRED:
-    assert parts.by_name(one.declared, text, None) == one.kind()
+    assert engine.by_name(one.declared, text, None) == one.kind()
   assert getattr(schema, one.kind.__name__) is one.kind
 
 
@@ -63,7 +63,7 @@ def test_a_config_with_this_kind_is_read_again_from_json(name: str) -> None:
   one = KINDS[name]
   value = made(one.kind)
   config = dataclasses.replace(schema.Config(), **{one.field: {'own': value} if one.field == 'evals' else value})
-  again = json_files.from_json(json_files.to_json(config))
+  again = engine.from_json(engine.to_json(config))
   assert again == config and type(again) is schema.Config
   shown = [setting.name for setting in describe.settings(config)]
   path = f'{one.field}.own' if one.field == 'evals' else one.field
@@ -74,7 +74,7 @@ def test_a_config_with_this_kind_is_read_again_from_json(name: str) -> None:
 @pytest.mark.parametrize('name', KINDS)
 def test_the_code_of_a_kind_takes_its_settings(name: str) -> None:
   kind = KINDS[name].kind
-  if not any(hasattr(other, 'implementation') for other in parts.kinds(KINDS[name].declared).values()):
+  if not any(hasattr(other, 'implementation') for other in engine.kinds(KINDS[name].declared).values()):
     return  # settings of another part, whose code reads them
   code = implementation.load(kind.implementation)
   assert callable(code)

@@ -19,7 +19,7 @@ import runs
 
 from vit_jax import commands, flag_kinds, main
 from vit_jax.commands import JOBS, Command
-from vit_jax.config import files, json_files
+from vit_jax.config import engine, files
 from vit_jax.core.errors import UserError
 from vit_jax.weights import peft_saving, saving
 from vit_jax.weights.hints import Reading
@@ -194,7 +194,7 @@ def test_list_prints_the_configs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_config_of_a_run_is_its_own_unless_another_is_given(tmp_path: pathlib.Path) -> None:
   own = files.load('digits', ['batch_size=24', 'optimizer.schedule.decay=linear'])
-  (tmp_path / 'config.json').write_text(json_files.to_json(own))
+  (tmp_path / 'config.json').write_text(engine.to_json(own))
   given = main.parse(['evaluate', f'--workdir={tmp_path}', '--config.seed=7'])
   assert commands.load_config(given) == (dataclasses.replace(own, seed=7), str(tmp_path / 'config.json'))
   given = main.parse(['evaluate', f'--workdir={tmp_path}', '--config=digits'])

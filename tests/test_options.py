@@ -23,14 +23,14 @@ WITHOUT_A_CONFIG = {
         'Train.portable', 'Train.retry', 'Trackers.mlflow', 'Trackers.images', 'Trackers.histograms',
         'TextEvaluation.weights',
         'TextEvaluation.tokenizer', 'TextEvaluation.text_rule', 'ZeroShot.prompts', 'ZeroShot.names',
-        'ZeroShot.synonyms', 'CaptionRetrieval.captions', 'CaptionRetrieval.ranks', 'Data.channels'},
+        'ZeroShot.synonyms', 'CaptionRetrieval.captions', 'Data.channels'},
     'for research on networks, which no recipe here needs': {
         'ViT.kernels', 'Rotary.base', 'Rotary.mixed', 'Plain.mlp_scale', 'Mlp.bias', 'Mlp.inner_norm',
         'UnitInterval.shift', 'UnitInterval.jitter'},
     'written by the program': {'Mesh.chosen', 'Mesh.chosen_for', 'Mesh.chosen_slices', 'Mesh.chosen_parts'},
     'the same in every recipe here: its default': {'AdamW.b1', 'AdamW.eps', 'Attention.dropout'},
-    'to go on with recipes of others: those of timm, and DINOv2, whose patch embedding learns at a fifth of the rate': {
-        'Optimizer.layer_groups', 'PathRule.lr', 'Head.bias'},
+    'to go on with recipes of others: DINOv2, whose patch embedding learns at a fifth of the rate': {
+        'PathRule.lr', 'Head.bias'},
 }
 
 

@@ -16,7 +16,7 @@ from data import images
 
 import vit_jax
 from vit_jax import main
-from vit_jax.config import json_files, schema
+from vit_jax.config import engine, schema
 from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 from vit_jax.weights import runs
@@ -53,9 +53,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   folder = tmp_path_factory.mktemp('originals')
   found = loaded.weights('vit')
   config = schema.Config(model=found.model, head=found.head, image_px=loaded.PX)
-  plain = json.loads(json_files.to_json(config))
+  plain = json.loads(engine.to_json(config))
   PLACES['objective'](plain)
-  for name, one in (('usual', config), ('objective', json_files.from_json(json.dumps(plain), code='model'))):
+  for name, one in (('usual', config), ('objective', engine.from_json(json.dumps(plain), code='model'))):
     runs.write(folder / name, one, found.params, {}, class_names=found.class_names, image_px=loaded.PX)
   return folder
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from vit_jax.config import check, parts, schema
+from vit_jax.config import check, engine, schema
 from vit_jax.config.schema import checks
 
 PX, GRID = (32, 48), (4, 6)
@@ -56,8 +56,7 @@ SKIPPED = {
     'a size': {'ViT.patch', 'ViT.width', 'ViT.depth', 'ViT.heads', 'Mlp.hidden', 'SwiGlu.hidden', 'ResNetStem.layers',
                'ResNetStem.width', 'ConvStem.width'},
     'a number that is used in one place, which the tests of that part have': {
-        'LayerNorm.eps', 'RmsNorm.eps', 'ResNetStem.std_eps', 'ResNetStem.var_eps', 'ResNetStem.norm_eps',
-        'ConvStem.norm_momentum'},
+        'LayerNorm.eps', 'RmsNorm.eps', 'ResNetStem.std_eps', 'ResNetStem.var_eps', 'ResNetStem.norm_eps'},
     'how a network is run, not what it computes; questions of their own': {
         'ViT.dtype', 'ViT.kernels', 'ViT.execution', 'ViT.unroll', 'ViT.remat', 'ViT.full_remat', 'Attention.kernel',
         'Mlp.kernel'},
@@ -134,7 +133,7 @@ def _walk(settings: Any, path: str, base: Changes) -> Iterator[tuple[str, Change
   """Yields the variants of the settings at a path, such as `positions`, of a network with these changes."""
   for field in dataclasses.fields(settings):
     where, label = f'{path}.{field.name}'.lstrip('.'), f'{_label(settings, path)}{field.name}'
-    union = list(parts.kinds(field.type).values())
+    union = list(engine.kinds(field.type).values())
     single = [field.type] if isinstance(field.type, type) and dataclasses.is_dataclass(field.type) else []
     for kind in union or single:
       name = f'{label}={kind.__name__.lower()}'

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from vit_jax.api import Guess, Model, load
-  from vit_jax.config.catalog import list_configs
+  from vit_jax.config.files import list_configs
   from vit_jax.core.errors import UserError
   from vit_jax.recipes.catalog import list_models
   from vit_jax.weights.catalog import list_weights
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __version__ = '0.1.0'
 __all__ = ('Guess', 'Model', 'UserError', 'list_configs', 'list_models', 'list_weights', 'load')
 _MODULE_BY_NAME = {'Guess': 'api', 'Model': 'api', 'UserError': 'core.errors',
-                   'list_configs': 'config.catalog', 'list_models': 'recipes.catalog',
+                   'list_configs': 'config.files', 'list_models': 'recipes.catalog',
                    'list_weights': 'weights.catalog', 'load': 'api'}
 
 

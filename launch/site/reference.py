@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import vit_jax
 from vit_jax import commands
-from vit_jax.config import describe, parts, schema
+from vit_jax.config import describe, engine, schema
 from vit_jax.config.schema import checks, ranges
 
 PYTHON = {'The package': tuple(f'{getattr(vit_jax, name).__module__}.{name}' for name in vit_jax.__all__),
@@ -133,7 +133,7 @@ def _inside(declared: Any) -> Iterator[tuple[type, str]]:
   """Settings dataclasses that a field may hold, and what follows its name: `.NAME` in a dict, `[N]` in a tuple."""
   if isinstance(declared, types.UnionType):
     for one in typing.get_args(declared):
-      if one is not parts.base(declared):
+      if one is not engine.base(declared):
         yield from _inside(one)
   elif typing.get_origin(declared) in (dict, tuple):
     suffix = '.NAME' if typing.get_origin(declared) is dict else '[N]'
@@ -147,7 +147,7 @@ def type_text(declared: Any) -> str:
   """A type as the tables show it: choices by their values, parts by the names of their types."""
   arguments = typing.get_args(declared)
   if isinstance(declared, types.UnionType):
-    return ' or '.join('`MODULE:CLASS` of your own' if one is parts.base(declared) else type_text(one)
+    return ' or '.join('`MODULE:CLASS` of your own' if one is engine.base(declared) else type_text(one)
                        for one in arguments)
   if typing.get_origin(declared) is dict:
     return f'{type_text(arguments[1])}, by name'

@@ -4,7 +4,7 @@ from dataclasses import field
 
 import pytest
 
-from vit_jax.config import describe, overrides, parts, schema
+from vit_jax.config import describe, engine, schema
 from vit_jax.config.schema import checks, ranges
 
 
@@ -47,13 +47,13 @@ def test_units_and_lengths_are_said() -> None:
 @pytest.mark.parametrize('config', [
     schema.Config(), schema.Config(model=schema.Mixer(), optimizer=schema.Sgd(), evals={'a': schema.Knn()})])
 def test_every_setting_that_can_be_overridden_is_described_once(config: schema.Config) -> None:
-  names, of_parts = [one.name for one in describe.settings(config)], dict(parts.walk(config))
-  assert [name for name in names if name not in of_parts] == [one.name for one in overrides.fields(config)]
-  assert {name for name in names if name in of_parts} == {name for name, kind in of_parts.items() if parts.kinds(kind)}
+  names, of_parts = [one.name for one in describe.settings(config)], dict(engine.walk(config))
+  assert [name for name in names if name not in of_parts] == [one.name for one in engine.fields(config)]
+  assert {name for name in names if name in of_parts} == {name for name, kind in of_parts.items() if engine.kinds(kind)}
 
 
 def test_the_shown_value_can_be_given_on_the_command_line() -> None:
   config = schema.Config()
   for one in describe.settings(config):
     if one.value not in ((), ''):
-      assert overrides.apply({'': config}, [f'{one.name}={describe.text(one.value)}']) == {'': config}, one.name
+      assert engine.changed({'': config}, [f'{one.name}={describe.text(one.value)}']) == {'': config}, one.name

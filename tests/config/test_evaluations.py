@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from vit_jax.config import check, evaluations, files, schema
+from vit_jax.config import check, files, schema
 from vit_jax.config.schema import FeatureLayers, FewShot, Head, Knn, Logistic, PathRule, Probe, Real, Sgd, TopK
 from vit_jax.core.errors import UserError
 
@@ -13,7 +13,7 @@ FROZEN = Sgd(rules=(PathRule('backbone/.*', frozen_until='100 %'),))
 GOOD = schema.Config(evals={
     'top': TopK(only_present=True, classes='map', source='folder:x'), 'real': Real(labels='real.json', limit=5),
     'few': FewShot(train_split='train[:65000]', num_seeds=2, l2_sweep=(1., 2.)), 'knn': Knn(headline=10),
-    'log': Logistic(max_steps=3, tolerance=.1), 'mae': Probe(), 'dino': evaluations.dino_probe()})
+    'log': Logistic(max_steps=3), 'mae': Probe(), 'dino': schema.EVALUATIONS['probe_dino']()})
 
 
 def test_a_config_with_all_evaluations_is_valid() -> None:
@@ -80,6 +80,6 @@ def test_an_unknown_evaluation_and_a_setting_of_another_one_are_both_told() -> N
     files.load('digits', ['evals=knn', 'evals.knn.shots=5'])
 
 
-@pytest.mark.parametrize('name', evaluations.NAMES)
+@pytest.mark.parametrize('name', schema.EVALUATIONS)
 def test_a_named_evaluation_is_a_right_one(name: str) -> None:
-  check.check(schema.Config(evals={name: evaluations.named(name)}))
+  check.check(schema.Config(evals={name: schema.EVALUATIONS[name]()}))

@@ -8,7 +8,8 @@ import typing
 
 import pytest
 
-from vit_jax.config import check, files, json_files, overrides, schema
+import vit_jax
+from vit_jax.config import check, engine, files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 
@@ -74,8 +75,8 @@ def test_a_file_that_returns_something_else_is_refused(tmp_path: pathlib.Path) -
 
 def test_json_holds_every_setting() -> None:
   config = files.load('digits', [])
-  saved = json.loads(json_files.to_json(config))
-  for name, *_ in overrides.fields(config):
+  saved = json.loads(engine.to_json(config))
+  for name, *_ in engine.fields(config):
     node = saved
     for part in name.split('.'):
       node = node[part]
@@ -163,3 +164,18 @@ def test_later_runs_that_are_no_configs_are_refused(more: str, said: str, tmp_pa
       f'  return s.Study("x", {{"a": s.Config()}}, then=(lambda results: {more},))\n')
   with pytest.raises(UserError, match=f'then of x: expected a study, got problems:\n  runs: expected {said}'):
     files.load_study(str(tmp_path / 'mine.py'), []).then[0]({})
+
+
+def test_configs_are_listed_with_their_arguments() -> None:
+  found = {one.name: one for one in vit_jax.list_configs()}
+  assert [*found] == files.list_names() and all(one.about and one.path.is_file() for one in found.values())
+  assert found['finetune'].arguments[:2] == ('model', 'dataset') and found['digits'].arguments == ()
+
+
+def test_a_pattern_chooses_configs() -> None:
+  assert {one.name for one in vit_jax.list_configs('mae*i1k')} == {'mae_i1k', 'mae_scratch_i1k'}
+
+
+def test_an_empty_list_of_configs_is_explained_by_a_warning() -> None:
+  with pytest.warns(UserWarning, match="list_configs: .* got 'digts'. Did you mean digits"):
+    assert vit_jax.list_configs('digts') == []

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 
-from vit_jax.config import check, files, overrides, schema
+from vit_jax.config import check, engine, files, schema
 from vit_jax.config.schema import ranges
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
@@ -39,7 +39,7 @@ def first_run(spec: str) -> schema.Config:
 def judge(spec: str, name: str, text: str) -> schema.Config | None:
   """The config with an override where it is accepted; what refuses it must name the setting, briefly."""
   try:
-    config = overrides.apply({'': first_run(spec)}, [f'{name}={text}'])['']
+    config = engine.changed({'': first_run(spec)}, [f'{name}={text}'])['']
     check.check(config)
   except UserError as error:
     message = str(error)
@@ -51,7 +51,7 @@ def judge(spec: str, name: str, text: str) -> schema.Config | None:
 
 def cases(spec: str, most: int, seed: int = 0) -> list[tuple[str, str]]:
   """Settings and texts, drawn."""
-  found = [(setting.name, text) for setting in overrides.fields(first_run(spec)) for text in TEXTS]
+  found = [(setting.name, text) for setting in engine.fields(first_run(spec)) for text in TEXTS]
   return random.Random(seed).sample(found, most)
 
 

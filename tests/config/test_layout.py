@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vit_jax.config import check, files, json_files, layout
+from vit_jax.config import check, engine, files, layout
 from vit_jax.config import schema as s
 from vit_jax.jobs import build
 from vit_jax.recipes import sizes
@@ -384,7 +384,7 @@ def test_deep_networks_are_scanned() -> None:
 
 def test_a_saved_layout_is_kept_on_its_hardware_and_chosen_anew_on_other_hardware() -> None:
   written = layout.choose(s.Config(), V3, needs(12., 1.8)).config
-  saved = json_files.from_json(json_files.to_json(written))
+  saved = engine.from_json(engine.to_json(written))
   assert saved == written and saved.mesh.chosen == AUTO and saved.mesh.chosen_for == '8 x v3'
   assert layout.reopen(saved, V3) == saved
   other = layout.Hardware('v4', 'tpu', 8, 30.75)
@@ -398,9 +398,9 @@ def test_a_saved_layout_is_kept_on_its_hardware_and_chosen_anew_on_other_hardwar
 
 
 def test_a_config_of_before_layouts_were_chosen_keeps_its_own() -> None:
-  old = json.loads(json_files.to_json(s.Config(mesh=s.Mesh(-1, 2, 1))))
+  old = json.loads(engine.to_json(s.Config(mesh=s.Mesh(-1, 2, 1))))
   del old['mesh']['chosen'], old['mesh']['chosen_for']
-  read = json_files.from_json(json.dumps(old))
+  read = engine.from_json(json.dumps(old))
   assert layout.reopen(read, V3).mesh == s.Mesh(-1, 2, 1)
 
 

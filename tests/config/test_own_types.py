@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from vit_jax import main
-from vit_jax.config import check, files, json_files, overrides, parts, schema
+from vit_jax.config import check, engine, files, schema
 from vit_jax.core import implementation, reports
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import settings
@@ -92,10 +92,10 @@ def test_checks_of_the_base_class_hold_for_it(config: pathlib.Path) -> None:
 
 def test_the_file_of_a_run_names_its_module_and_comes_back(config: pathlib.Path) -> None:
   found = files.load(str(config), ['objective.turns=3'])
-  text = json_files.to_json(found)
+  text = engine.to_json(found)
   assert json.loads(text)['objective']['type'] == 'turning:Turn'
   assert json.loads(text)['evals']['count']['type'] == 'turning:Count'
-  again = json_files.from_json(text)
+  again = engine.from_json(text)
   assert again == found and type(again.objective) is type(found.objective)
 
 
@@ -103,33 +103,33 @@ def test_a_missing_module_is_a_message_that_says_where_it_was_looked_for(
     config: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   saved = tmp_path / 'run' / 'config.json'
   saved.parent.mkdir()
-  saved.write_text(json_files.to_json(files.load(str(config), [])))
+  saved.write_text(engine.to_json(files.load(str(config), [])))
   monkeypatch.setattr(sys, 'path', [one for one in sys.path if one != str(tmp_path)])
   monkeypatch.setattr(implementation, '_trusted_folders', [])
   sys.modules.pop('turning')
   monkeypatch.chdir(saved.parent)
   with pytest.raises(UserError) as error:
-    json_files.read(saved)
+    engine.read_file(saved)
   assert 'config.objective: turning: expected a Python module, got none.' in str(error.value)
   assert 'It was looked for among the installed packages. Put turning.py beside the config of' in str(error.value)
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError, match=f'got one of the current folder, {tmp_path}, which was not run'):
-    json_files.read(saved)
+    engine.read_file(saved)
   files.load('digits', ['objective=turning:Turn'])  # the command line names the module, and with it the folder
-  assert type(json_files.read(saved).objective).__name__ == 'Turn'
+  assert type(engine.read_file(saved).objective).__name__ == 'Turn'
 
 
 def test_a_config_that_is_read_for_its_network_keeps_parts_whose_code_is_not_there(config: pathlib.Path) -> None:
-  text = json_files.to_json(files.load(str(config), ['objective.turns=3']))
+  text = engine.to_json(files.load(str(config), ['objective.turns=3']))
   sys.modules.pop('turning')
   (config.parent / 'turning.py').unlink()
-  found = json_files.from_json(text, code='model')
+  found = engine.from_json(text, code='model')
   assert isinstance(found.objective, schema.ObjectiveSettings) and isinstance(found.evals['count'], schema.Evaluation)
-  assert json_files.flat(json.loads(json_files.to_json(found))) == json_files.flat(json.loads(text))
+  assert engine.flat(json.loads(engine.to_json(found))) == engine.flat(json.loads(text))
   plain = json.loads(text)
   plain['objective'] |= {'not a name': 1, 'problems': 2, 'class': 3}
   with pytest.raises(UserError, match='3 settings cannot be read:'):
-    parts.from_plain(plain, code='model')
+    engine.read(plain, code='model')
 
 
 def test_the_command_line_names_it_for_any_config(config: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +143,8 @@ def test_the_command_line_names_it_for_any_config(config: pathlib.Path, monkeypa
 @pytest.mark.parametrize('name', ['jax:jit', 'turning:Spec', 'turning:Nameless', 'turning:Count', 'numpy:ndarray'])
 def test_only_settings_classes_of_the_part_are_taken(config: pathlib.Path, name: str) -> None:
   files.load(str(config), [])
-  for read in (lambda: overrides.apply({'': schema.Config()}, [f'objective={name}']),
-               lambda: parts.from_plain({'objective': {'type': name}})):
+  for read in (lambda: engine.changed({'': schema.Config()}, [f'objective={name}']),
+               lambda: engine.read({'objective': {'type': name}})):
     with pytest.raises(UserError, match='objective: expected a dataclass that inherits from ObjectiveSettings and '
                                         f'names its implementation, got {name}'):
       read()
@@ -155,7 +155,7 @@ def test_a_file_of_settings_runs_no_module_of_python_and_no_name_breaks_it(
     name: str, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(implementation, '_trusted_folders', [])  # folders of other tests
   with pytest.raises(UserError) as error:
-    parts.from_plain({'objective': {'type': name}})
+    engine.read({'objective': {'type': name}})
   assert 'config.objective: ' in str(error.value) and len(str(error.value)) < 600
   assert 'antigravity' not in sys.modules
 
@@ -188,11 +188,11 @@ def test_an_error_in_the_file_is_a_message_with_its_line(config: pathlib.Path) -
 
 def test_the_base_of_own_types_is_no_type_to_choose() -> None:
   declared = {field.name: field.type for field in schema.Config.__dataclass_fields__.values()}
-  assert parts.base(declared['objective']) is schema.ObjectiveSettings
-  assert 'objectivesettings' not in parts.kinds(declared['objective'])
-  assert parts.base(schema.Eval) is schema.Evaluation and 'evaluation' not in parts.kinds(schema.Eval)
+  assert engine.base(declared['objective']) is schema.ObjectiveSettings
+  assert 'objectivesettings' not in engine.kinds(declared['objective'])
+  assert engine.base(schema.Eval) is schema.Evaluation and 'evaluation' not in engine.kinds(schema.Eval)
   with pytest.raises(UserError, match='expected supervised, mae, .*, or MODULE:CLASS of your own, got'):
-    parts.by_name(declared['objective'], 'objectivesettings', None)
+    engine.by_name(declared['objective'], 'objectivesettings', None)
 
 
 def test_child_processes_find_the_same_modules(config: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_a_choice_is_not_a_number_with_a_range() -> None:
 
 def test_repaired_settings_have_no_problems_and_keep_the_rest() -> None:
   config = schema.Config(seed=-1, batch_size=24, evals={'a': schema.Knn(every='x', limit=7)})
-  assert ranges.repaired(config) == schema.Config(batch_size=24, evals={'a': schema.Knn(limit=7)})
+  assert check.repaired(config) == schema.Config(batch_size=24, evals={'a': schema.Knn(limit=7)})
 
 
 @pytest.mark.parametrize(('allowed', 'text'), [

@@ -12,7 +12,7 @@ from vit_jax.core.errors import UserError
 GOOD = schema.Config(name='x', evals={'test': TopK(metrics=('ece',))}, train=Train(
     sam=Sam(.6, .1, .4), ema=.9, ema_warmup=schema.EmaWarmup.NONE, early_stop=EarlyStop('test/ece@ema')),
     objective=Supervised(schema.Loss.BCE, threshold=.2), optimizer=AdamW(
-        lr=1.5e-4, base_batch_size=32, weight_decay=.1, layer_decay=.75, layer_groups=schema.LayerGroups.TIMM,
+        lr=1.5e-4, base_batch_size=32, weight_decay=.1, layer_decay=.75,
         weight_decay_ramp=Ramp(1., 10.), rules=(PathRule('head/.*', weight_decay=100., frozen_until='1 epoch'),),
         schedule=Schedule(Decay.CONSTANT, cooldown='20 %', end_lr=5e-4)))
 
@@ -38,7 +38,6 @@ def ruled(**settings: object) -> dict[str, object]:
     ({'train': Train(profile='5..3')}, 'train.profile: expected first..last, from 1 and in order'),
     ({'optimizer': Sgd(base_batch_size=-1)}, 'optimizer.base_batch_size: expected at least 0, got -1'),
     ({'optimizer': Sgd(layer_decay=0.)}, 'optimizer.layer_decay: expected more than 0 to 1, got 0.0'),
-    ({'optimizer': Sgd(layer_groups=schema.LayerGroups.TIMM)}, 'layer_groups: expected its default mae'),
     ({'optimizer': AdamW(weight_decay_mask=('(a',))},
      "weight_decay_mask: expected a regular expression, got '(a'. Pyt"),
     ({'optimizer': schema.Lars(trust_ratio_mask=('*',))}, 'optimizer.trust_ratio_mask: expected a regular expression'),

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from vit_jax import main
-from vit_jax.config import json_files, schema
+from vit_jax.config import engine, schema
 from vit_jax.core import errors, reports
 from vit_jax.core.errors import UserError
 from vit_jax.record import console, run_directory, writer
@@ -49,8 +49,8 @@ def test_messages_reports_logs_and_records_do_not_have_them(tmp_path: pathlib.Pa
   record = logging.LogRecord('a', logging.INFO, 'f', 1, 'loading %s', (ADDRESS,), None)
   assert SECRET not in console.Handler(0.).format(record)
   config = schema.Config(init_from=ADDRESS)
-  assert SECRET not in json_files.to_json(config)
-  assert json.loads(json_files.to_json(config))['init_from'] == 'https://***@host/net.npz?***'
+  assert SECRET not in engine.to_json(config)
+  assert json.loads(engine.to_json(config))['init_from'] == 'https://***@host/net.npz?***'
   run_directory.write_json(tmp_path / 'init.json', {'source': ADDRESS})
   assert SECRET not in (tmp_path / 'init.json').read_text()
   with writer.Writer(tmp_path, process_index=0, resumed_from=None, progress_total=1, progress=False,

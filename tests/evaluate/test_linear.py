@@ -41,14 +41,14 @@ def splits(size: int, mesh: str, bad: tuple[int, ...] = ()) -> dict[str, object]
 
 
 def logistic_probe(size: int, mesh: str, penalties: tuple[float, ...] = PENALTIES) -> logistic.Logistic:
-  return logistic.Logistic(**splits(size, mesh), penalties=penalties, holdout=.2, max_steps=200, tolerance=1e-6)
+  return logistic.Logistic(**splits(size, mesh), penalties=penalties, holdout=.2, max_steps=200)
 
 
 def test_the_optimum_is_that_of_scikit_learn() -> None:
   keep = np.ones(101, bool)
   data, _ = linear.place(*(splits(16, 'data=2')[name] for name in ('train', 'test')), rows.weights())
   found = logistic.fit(data.features, data.label, data.weight, np.array(PENALTIES, np.float32), num_classes=CLASSES,
-                       max_steps=200, tolerance=1e-6)
+                       max_steps=200)
   for i, penalty in enumerate(PENALTIES):
     want = sklearn_fit(penalty, keep)
     np.testing.assert_allclose(found.linear.kernel[i], want.coef_.T, atol=2e-3 * np.abs(want.coef_).max())

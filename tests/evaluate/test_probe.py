@@ -10,7 +10,7 @@ import pytest
 
 from tests.evaluate import rows
 from tests.evaluate.test_linear import CLASSES, TRAIN, WIDTH, splits
-from vit_jax.config import evaluations, schema
+from vit_jax.config import schema
 from vit_jax.evaluate import probe
 
 
@@ -80,6 +80,6 @@ def test_a_probe_chooses_its_rate_and_learns() -> None:
 
 
 def test_dino_lowers_the_rate_once_an_epoch_and_mae_at_every_step() -> None:
-  dino, mae = evaluations.named('probe_dino'), evaluations.named('probe_mae')
+  dino, mae = schema.EVALUATIONS['probe_dino'](), schema.EVALUATIONS['probe_mae']()
   assert isinstance(dino, schema.Probe) and isinstance(mae, schema.Probe)
   assert (dino.rate_by_epoch, mae.rate_by_epoch) == (True, False)

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from tests.data.images import encode, random_image
-from vit_jax.config import files, json_files, layout, schema
+from vit_jax.config import engine, files, layout, schema
 from vit_jax.core.errors import UserError
 from vit_jax.data import opening
 from vit_jax.data.source import Source
@@ -63,7 +63,7 @@ def test_a_run_is_laid_out_for_its_devices_and_keeps_its_layout_on_the_same_ones
   assert 'Layout for 8 x fake 0.01 GiB: data=2 fsdp=4 tensor=1' in caplog.text
   written = parts.config
   assert written.mesh.fsdp == 4 and not layout.auto(written)
-  (tmp_path / 'config.json').write_text(json_files.to_json(layout.put(written, {'train.accumulate': 4})))
+  (tmp_path / 'config.json').write_text(engine.to_json(layout.put(written, {'train.accumulate': 4})))
   assert build.open_run(config, data, workdir=tmp_path)[2].config.train.accumulate == 4
   fake_devices(monkeypatch, 16.)
   with caplog.at_level(logging.INFO, logger='vit_jax'):

@@ -15,7 +15,7 @@ import saved
 from tests.data import images
 from tests.weights import made, test_golden
 from vit_jax import main
-from vit_jax.config import json_files, schema
+from vit_jax.config import engine, schema
 from vit_jax.config.schema import Geometry
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
@@ -123,7 +123,7 @@ def test_a_run_that_began_from_other_weights_is_not_continued(
     before: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
   workdir = pathlib.Path('run')
   saved.write(workdir / 'checkpoints', saved.program(), [3])
-  (workdir / 'config.json').write_text(json_files.to_json(schema.Config(init_from=before)))
+  (workdir / 'config.json').write_text(engine.to_json(schema.Config(init_from=before)))
   files = saved.snapshot(workdir)
   for words in (WORDS, ('train', '--config=digits', '--config.init_from=some weights.npz')):
     assert main.run([*words, '--workdir=run']) == 2

@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from vit_jax.config import durations, json_files, schema
+from vit_jax.config import durations, engine, schema
 from vit_jax.core import trees
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import UserError
@@ -219,7 +219,7 @@ def test_a_run_with_heads_teaches_another_network_which_takes_the_sizes_of_its_h
   teacher = schema.FeatureTeacher(str(before), px=16)
   given = config(schema.Dinov2Distill(group=4, teacher=teacher), model=schema.ViT(**{**vars(MODEL), 'width': 8}))
   assert train.run(given, tmp_path / 'run') == 0
-  found = json_files.read(tmp_path / 'run' / 'config.json').objective
+  found = engine.read_file(tmp_path / 'run' / 'config.json').objective
   assert isinstance(found, schema.Dinov2Distill) and isinstance(found.teacher.model, schema.ViT)
   for name in dinov2_distill.HEAD_SIZES:
     assert getattr(found, name) == getattr(heads, name), name

@@ -15,7 +15,7 @@ from configs import cifar10
 from tests.data import images
 from tests.weights import made
 from vit_jax import main
-from vit_jax.config import json_files, layout, schema
+from vit_jax.config import engine, layout, schema
 from vit_jax.config.schema import Exif
 from vit_jax.data.image import decode, headers
 from vit_jax.inspect.model import Model
@@ -102,7 +102,7 @@ def test_a_run_that_resumes_keeps_what_it_recorded(
   before = dataclasses.replace(config, data=dataclasses.replace(
       config.data, recipe=schema.Recipe(exif_orientation=recorded)))
   assert resume.keep_orientation(config, tmp_path) is config
-  (tmp_path / 'config.json').write_text(json_files.to_json(before))
+  (tmp_path / 'config.json').write_text(engine.to_json(before))
   assert f'"exif_orientation": {str(recorded.value).lower()}' in (tmp_path / 'config.json').read_text()
   assert resume.keep_orientation(config, tmp_path).data.recipe.exif_orientation is expected
 
@@ -121,7 +121,7 @@ def test_a_run_on_a_folder_records_that_it_turns_images_unless_it_began_otherwis
     raise Begun
   monkeypatch.setattr(train, 'Run', begin)
   if recorded is not None:
-    (tmp_path / 'config.json').write_text(json_files.to_json(schema.Config(
+    (tmp_path / 'config.json').write_text(engine.to_json(schema.Config(
         data=schema.Data(recipe=schema.Recipe(exif_orientation=recorded)))))
   config = cifar10.get_config(f'source=folder:{root / "photos"}')
   config.data.train_split = 'test'
@@ -165,5 +165,5 @@ def test_what_a_run_decided_is_no_change_of_auto() -> None:
   """As for a study, which continues runs that paused and configures them by `auto`."""
   auto, applied, ignored = (layout.put(schema.Config(), {'data.recipe.exif_orientation': value})
                             for value in (schema.Exif.AUTO, schema.Exif.TRUE, schema.Exif.FALSE))
-  assert resume.changes(json_files.to_plain(ignored), auto) == resume.changes(json_files.to_plain(auto), applied) == []
-  assert resume.changes(json_files.to_plain(ignored), applied) == ['  data.recipe.exif_orientation: False -> True']
+  assert resume.changes(engine.to_plain(ignored), auto) == resume.changes(engine.to_plain(auto), applied) == []
+  assert resume.changes(engine.to_plain(ignored), applied) == ['  data.recipe.exif_orientation: False -> True']

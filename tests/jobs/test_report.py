@@ -15,7 +15,7 @@ import pytest
 import saved
 
 from vit_jax import main
-from vit_jax.config import json_files, provenance, schema
+from vit_jax.config import engine, provenance, schema
 from vit_jax.jobs import report
 from vit_jax.record import checkpoint_files
 from vit_jax.record import writer as writer_lib
@@ -27,7 +27,7 @@ def begun(tmp_path: pathlib.Path) -> pathlib.Path:
   config, meta = schema.Config(name='mine'), tmp_path / 'run' / 'checkpoints' / '3' / checkpoint_files.META
   meta.parent.mkdir(parents=True)
   meta.write_text(json.dumps(checkpoint_files.seal({'step': 3, provenance.SETTINGS: provenance.settings(config)})))
-  (tmp_path / 'run' / 'config.json').write_text(json_files.to_json(config))
+  (tmp_path / 'run' / 'config.json').write_text(engine.to_json(config))
   (tmp_path / 'run' / 'final.json').write_text('{"step": 3}')
   return tmp_path / 'run'
 
@@ -99,7 +99,7 @@ def test_what_is_no_regular_file_is_named_and_not_waited_for(
 
 
 def test_a_config_of_another_run_is_refused(begun: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  (begun / 'config.json').write_text(json_files.to_json(schema.Config(image_px=(64, 64))))
+  (begun / 'config.json').write_text(engine.to_json(schema.Config(image_px=(64, 64))))
   assert report_job(begun) == 2
   error = capsys.readouterr().err
   assert 'image_px: 224,224 in the checkpoint, 64,64 in the config' in error and not (begun / 'report.html').exists()

@@ -59,7 +59,7 @@ def test_a_protocol_names_splits_and_settings() -> None:
   knn = report_card.protocol(config, schema.Knn(neighbors=(3, 5), headline=3, limit=50))
   assert knn == ('Weighted k nearest neighbors by cosine (DINO, arXiv 2104.14294). folder:x, tr to te; limit=50, '
                  'neighbors=3,5, temperature=0.07, headline=3')
-  assert ' folder:x, te; gallery=rest, ranks=1,5,10' in report_card.protocol(config, schema.Retrieval())
+  assert ' folder:x, te; gallery=rest' in report_card.protocol(config, schema.Retrieval())
   assert ' folder:x, tr to te;' in report_card.protocol(config, schema.Retrieval(gallery=schema.Gallery.TRAIN))
   assert '; features.blocks=-2,-1, ' in report_card.protocol(config, schema.Knn(
       features=schema.FeatureLayers((-2, -1)), neighbors=(20, 30)))

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from vit_jax import main
-from vit_jax.config import files, json_files, overrides, parts, schema
+from vit_jax.config import engine, files, schema
 from vit_jax.recipes import sizes
 
 
@@ -24,8 +24,8 @@ def entries(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[s
 def test_every_setting_is_shown_with_what_set_it(capsys: pytest.CaptureFixture[str]) -> None:
   found = entries(capsys, 'digits', '--config.optimizer.lr=0.5')
   config = files.load('digits', [])
-  of_parts = {name for name, kind in parts.walk(config) if parts.kinds(kind)}
-  assert [name for name in found if name not in of_parts] == [one.name for one in overrides.fields(config)]
+  of_parts = {name for name, kind in engine.walk(config) if engine.kinds(kind)}
+  assert [name for name in found if name not in of_parts] == [one.name for one in engine.fields(config)]
   assert of_parts < found.keys() and (found['model.pool']['value'], found['model.pool']['default']) == (
       'mean', 'classtoken')
   assert found['model.patch'] == {
@@ -67,7 +67,7 @@ def test_a_study_shows_its_first_run_and_says_so(capsys: pytest.CaptureFixture[s
 
 
 def test_the_config_of_a_run_names_its_file(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  (tmp_path / 'config.json').write_text(json_files.to_json(schema.Config(seed=3)))
+  (tmp_path / 'config.json').write_text(engine.to_json(schema.Config(seed=3)))
   found = entries(capsys, str(tmp_path / 'config.json'))
   assert {name for name, one in found.items() if one['set_by'] == 'config.json'} == {'seed'}
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from vit_jax import main
-from vit_jax.config import json_files, layout
+from vit_jax.config import engine, layout
 from vit_jax.core import failures, types
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data import loader
@@ -301,12 +301,12 @@ def test_a_finished_run_is_not_measured_as_another_network(
 
 
 def test_what_a_run_chooses_for_itself_is_no_change(done: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-  chosen = json_files.read(done / 'config.json')
+  chosen = engine.read_file(done / 'config.json')
   assert chosen.mesh.chosen
   path = done / 'config.json'
-  path.write_text(json_files.to_json(layout.unchosen(chosen)))  # as a study writes it before the run starts
+  path.write_text(engine.to_json(layout.unchosen(chosen)))  # as a study writes it before the run starts
   resume.write_config(done, chosen)
-  assert not caplog.text and json_files.read(path) == chosen
+  assert not caplog.text and engine.read_file(path) == chosen
   resume.write_config(done, layout.put(chosen, {'optimizer.lr': 1.}))
   assert 'These settings differ from those the run was started with:\n  optimizer.lr: ' in caplog.text
 
@@ -322,7 +322,7 @@ def test_a_damaged_config_is_an_error_for_readers_and_written_again_by_training(
               ['convert', f'--weights={done}', f'--to={tmp_path / "x.npz"}']):
     assert main.run(job) == 2
     assert f'{path}: expected a config as JSON, got' in capsys.readouterr().err
-  resume.write_config(done, json_files.from_json(before.decode()))
+  resume.write_config(done, engine.from_json(before.decode()))
   assert 'config.json is damaged' in caplog.text and path.read_bytes() == before
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import programs
 import pytest
 
-from vit_jax.config import json_files, provenance, schema
+from vit_jax.config import engine, provenance, schema
 from vit_jax.config.schema import Init
 from vit_jax.core import trees
 from vit_jax.jobs import build
@@ -197,9 +197,9 @@ def test_another_program_s_laws_are_seen() -> None:
 
 def test_a_run_of_an_earlier_version_starts_as_it_did_and_weights_do_not_depend_on_the_law() -> None:
   config = schema.Config(model=vit(Init.DINO))
-  plain = json.loads(json_files.to_json(config))
+  plain = json.loads(engine.to_json(config))
   assert plain['model'].pop('init') == 'dino'
-  older = json_files.from_json(json.dumps(plain))
+  older = engine.from_json(json.dumps(plain))
   assert older.model == vit(Init.VISION_TRANSFORMER)
   assert not provenance.differences({provenance.SETTINGS: provenance.settings(older)}, config)
 

@@ -26,7 +26,7 @@ PLAIN = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48))
 ROOT = dataclasses.replace(PLAIN, stem=schema.ResNetStem((), width=32))
 HYBRID = dataclasses.replace(PLAIN, pool=schema.Mean(), stem=schema.ResNetStem(
     (1, 2), width=32, std_eps=.1, var_eps=1e-3, norm_eps=.1))
-LV = dataclasses.replace(PLAIN, stem=schema.ConvStem(width=6, norm_momentum=.75),
+LV = dataclasses.replace(PLAIN, stem=schema.ConvStem(width=6),
                          attention=schema.Attention(QkvBias.NONE), block=schema.Plain(branch_scale=.5))
 DISTILLED = dataclasses.replace(PLAIN, pool=schema.ClassToken(distillation=True), registers=1)
 
@@ -62,7 +62,7 @@ def test_the_stem_of_lv_vit_has_statistics_that_follow_the_batch() -> None:
     kernel, norm = p['stem'][f'conv{i}']['kernel'], p['stem'][f'norm{i}']
     pads = networks.symmetric(kernel.shape[0])
     batch = networks.conv(batch, kernel, stride, pads)
-    s[f'norm{i}']['new'] = {k: .75 * s[f'norm{i}'][k] + .25 * v for k, v in (
+    s[f'norm{i}']['new'] = {k: .9 * s[f'norm{i}'][k] + .1 * v for k, v in (
         ('mean', batch.mean((0, 1, 2))), ('var', batch.var((0, 1, 2))))}
     batch = networks.relu(networks.batch_norm(batch, norm, None, eps=1e-5))
     running = networks.relu(networks.batch_norm(networks.conv(running, kernel, stride, pads), norm, s[f'norm{i}'],
@@ -156,10 +156,9 @@ def test_settings_that_do_not_fit_are_all_reported() -> None:
   assert str(error.value).splitlines() == [
       'model.patch: expected a multiple of 8 px, the stride of model.stem=ResNetStem, got 12.',
       'model.stem.width: expected a multiple of the 32 groups of its norms, got 40.']
-  wrong = dataclasses.replace(LV, patch=9, block=schema.Plain(branch_scale=0.), stem=schema.ConvStem(0, 1.))
+  wrong = dataclasses.replace(LV, patch=9, block=schema.Plain(branch_scale=0.), stem=schema.ConvStem(0))
   with pytest.raises(UserError) as error:
     vit.build(wrong, (18, 18))
   assert str(error.value).splitlines() == [
       'model.block.branch_scale: expected more than 0, got 0.0.', 'model.stem.width: expected at least 1, got 0.',
-      'model.stem.norm_momentum: expected 0 to below 1, got 1.0.',
       'model.patch: expected a multiple of 2 px, the stride of model.stem=ConvStem, got 9.']

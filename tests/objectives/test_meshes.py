@@ -11,7 +11,7 @@ import numpy as np
 import programs
 import pytest
 
-from vit_jax.config import check, parts, schema
+from vit_jax.config import check, engine, schema
 from vit_jax.core import trees
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.jobs import build
@@ -119,7 +119,7 @@ def test_a_task_takes_the_same_steps_on_every_mesh(name: str, settings: str) -> 
 def test_every_objective_is_tried_above() -> None:
   field = next(field for field in dataclasses.fields(schema.Config) if field.name == 'objective')
   tried = {type(objective) for objective, _ in TASKS.values()} | {schema.Supervised}  # tests/test_invariance.py
-  missing = set(parts.kinds(field.type).values()) - tried
+  missing = set(engine.kinds(field.type).values()) - tried
   assert not missing, f'tests/objectives/test_meshes.py: add an example of {missing} to TASKS.'
 
 

@@ -10,7 +10,7 @@ import programs
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.config import parts, schema
+from vit_jax.config import engine, schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core import trees
 from vit_jax.core.types import Array
@@ -159,4 +159,4 @@ def test_labels_by_the_last_key_and_one_layer_at_a_time_work_on_the_state_of_a_r
 
 
 def test_every_optimizer_is_tried_above() -> None:
-  assert {type(c) for c in EVERY.values()} == set(parts.kinds(schema.AnyOptimizer).values())
+  assert {type(c) for c in EVERY.values()} == set(engine.kinds(schema.AnyOptimizer).values())

@@ -16,7 +16,7 @@ import jax
 import pytest
 
 from vit_jax import main
-from vit_jax.config import files, json_files
+from vit_jax.config import engine, files
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.models import cost
@@ -79,7 +79,7 @@ def test_a_plan_needs_one_config_and_its_slices(
 
 
 def test_the_config_of_a_run_is_planned_by_its_directory(tmp_path: pathlib.Path) -> None:
-  (tmp_path / 'config.json').write_text(json_files.to_json(files.load('digits', [one[9:] for one in TINY[1:]])))
+  (tmp_path / 'config.json').write_text(engine.to_json(files.load('digits', [one[9:] for one in TINY[1:]])))
   found = run(tmp_path / 'plan', '--topology=h200:1', f'--workdir={tmp_path}')
   assert found == run(tmp_path / 'same', '--topology=h200:1', *TINY)
   assert sorted(path.name for path in tmp_path.iterdir()) == ['config.json', 'plan', 'same']

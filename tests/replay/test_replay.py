@@ -11,7 +11,7 @@ import pytest
 from data import images
 
 from vit_jax import main
-from vit_jax.config import files, json_files
+from vit_jax.config import engine, files
 from vit_jax.evaluate import resources
 from vit_jax.recipes import sizes
 from vit_jax.replay import inputs, job, recording, records
@@ -46,7 +46,7 @@ def write_run(workdir: pathlib.Path, words: list[str], *, top1: float = .75, dig
   workdir.mkdir(parents=True)
   given = [word.removeprefix('--config.') for word in words if word.startswith('--config.')]
   config = files.load('from_folder', [*given, *changes], models=sizes.model)
-  (workdir / 'config.json').write_text(json_files.to_json(config))
+  (workdir / 'config.json').write_text(engine.to_json(config))
   lines: list[dict[str, Any]] = [
       {'event': 'start', 'time_s': 0., 'resumed_from': None, 'command': words, 'commit': 'c0ffee',
        'machine': MACHINE | {'cpu_isa': isa}, 'devices': 1},
@@ -328,7 +328,7 @@ def test_a_file_that_is_no_record_is_an_error(record: pathlib.Path, change: dict
 
 def test_a_run_whose_data_were_changed_since_is_not_recorded(
     record: pathlib.Path, folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  config = json_files.read(tmp_path / 'run' / 'config.json')
+  config = engine.read_file(tmp_path / 'run' / 'config.json')
   source = f'folder:{folder}'
   read = {f'{source} {split}': resources.fingerprint(inputs.open_split(config, source, split))._asdict()
           for split in ('train', 'test')}

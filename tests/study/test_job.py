@@ -22,7 +22,7 @@ from typing import IO
 import pytest
 
 from vit_jax import main
-from vit_jax.config import files, json_files, schema
+from vit_jax.config import engine, files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import studies
 from vit_jax.record import run_directory
@@ -301,12 +301,12 @@ def in_a_process(workdir: pathlib.Path, runs: dict[str, schema.Config], processe
   """A study in a process of its own, with the stand-in for the train job."""
   (workdir / 'runs').mkdir(exist_ok=True)
   (workdir / 'runs' / 'order').touch()
-  configs = {name: json_files.to_json(one) for name, one in runs.items()}
+  configs = {name: engine.to_json(one) for name, one in runs.items()}
   code = (f'import sys; sys.path.insert(0, {str(ROOT)!r})\n'
-          'from vit_jax.config import json_files, schema\nfrom vit_jax.study import job, runs as study_runs\n'
+          'from vit_jax.config import engine, schema\nfrom vit_jax.study import job, runs as study_runs\n'
           'import pathlib\n'
           f'study_runs.CHILD = ({str(workdir / "stand_in.py")!r},)\n'
-          f'runs = {{name: json_files.from_json(text) for name, text in {configs!r}.items()}}\n'
+          f'runs = {{name: engine.from_json(text) for name, text in {configs!r}.items()}}\n'
           f'sys.exit(job.run(schema.Study("mine", runs), pathlib.Path({str(workdir)!r}), processes={processes!r}, '
           'dry_run=False, topology=""))\n')
   return subprocess.Popen([sys.executable, '-c', code], env=os.environ | {'JAX_PLATFORMS': 'cpu'})
@@ -502,7 +502,7 @@ def test_a_real_study_survives_a_kill(tmp_path: pathlib.Path) -> None:
   assert [row['run'] for row in rows] == ['rate0.001', 'final'] and rows[0]['steps'] == '12'
   final = json.loads((tmp_path / 'w' / 'runs' / 'final' / 'final.json').read_text())
   assert float(rows[1]['test/top1']) == final['metrics']['test/top1'] and final['exaflops'] > 0
-  saved = json_files.read(tmp_path / 'w' / 'runs' / 'final' / 'config.json')
+  saved = engine.read_file(tmp_path / 'w' / 'runs' / 'final' / 'config.json')
   assert saved.batch_size == 48 and saved.seed == 1
 
 

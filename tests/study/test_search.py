@@ -17,7 +17,7 @@ import threading
 import pytest
 
 from vit_jax import main
-from vit_jax.config import files, json_files, schema, searches
+from vit_jax.config import engine, files, schema, searches
 from vit_jax.core.errors import UserError
 from vit_jax.study import halving, job
 from vit_jax.study import runs as study_runs
@@ -261,9 +261,9 @@ def test_a_real_search_survives_a_kill_and_its_finalist_is_the_run_without_it_bi
   again = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
   assert again.returncode == 0, again.stdout + again.stderr
   assert '1 of 4 runs are finished, 3 paused' in again.stdout
-  best = json_files.read(tmp_path / 'w' / 'best.json')
+  best = engine.read_file(tmp_path / 'w' / 'best.json')
   (folder,) = [path for path in (tmp_path / 'w' / 'runs').iterdir() if (path / 'final.json').is_file()]
-  assert json_files.read(folder / 'config.json').optimizer.lr == best.optimizer.lr
+  assert engine.read_file(folder / 'config.json').optimizer.lr == best.optimizer.lr
   assert {path.name for path in folder.glob('paused_*')} == {'paused_25%.json', 'paused_50%.json'}
   alone = subprocess.run([sys.executable, '-m', 'vit_jax.main', 'train', f'--config={tmp_path / "w" / "best.json"}',
                           f'--workdir={tmp_path / "alone"}'], env=environ, capture_output=True, text=True, check=False)

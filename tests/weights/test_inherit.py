@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.weights import made
-from vit_jax.config import files, json_files, schema
+from vit_jax.config import engine, files, schema
 from vit_jax.config.schema import Gelu, Geometry, InitSettings, Interpolation, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.weights import inherit, loading, preprocess
@@ -86,7 +86,7 @@ def test_recipes_of_papers_resize_as_their_papers_do() -> None:
 def test_a_saved_run_goes_on_with_the_settings_it_began_with(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   began = inherit.resolve(config(), (), tmp_path).config
-  (tmp_path / 'config.json').write_text(json_files.to_json(began))
+  (tmp_path / 'config.json').write_text(engine.to_json(began))
 
   def gone(where: str, **_: object) -> Weights:
     raise UserError(f'{where} is gone')

@@ -6,8 +6,10 @@ by the mesh) is checked where these are known, in `jobs/build.py` and `parallel/
 """
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from vit_jax.config import schema
 from vit_jax.config.schema import checks, ranges
@@ -30,27 +32,53 @@ def check_model(model: schema.Model, image_px: tuple[int, int]) -> None:
 def problems(config: schema.Config, *, of: str = '') -> list[str]:
   """Returns all problems of a config: values of a wrong type or out of range, and settings that do not go together.
 
+  The latter are looked for with every wrong value replaced by its default, and what they say about these is left out.
+
   Args:
     config: the complete run.
     of: the dotted path of a part, such as `model`: only problems that this part and the parts of it report.
   """
-  return ranges.all_problems(config, functools.partial(combinations, of=of), of=of)
+  wrong = [problem for prefix, part in ranges.walk(config) if _is_inside(prefix, of)
+           for problem in ranges.problems(part, prefix)]
+  names = '|'.join({re.escape(re.split(r'[.\[]', problem.name)[-1]) for problem in wrong})
+  others = [text if len(text) <= 1000 else f'{text[:400]} … {text[-400:]}'
+            for text in combinations(repaired(config) if wrong else config, of=of)
+            if not wrong or not re.search(rf'\b({names})\b', text)]
+  return [*map(str, wrong), *dict.fromkeys(others)]
 
 
 def combinations(config: schema.Config, *, of: str = '') -> Iterator[str]:
   """Yields problems of settings that do not go together, in a config whose single settings are valid."""
   for prefix, part in ranges.walk(config):
-    if ranges.is_inside(prefix, of):
+    if _is_inside(prefix, of):
       yield from part.problems(config, prefix.rstrip('.'))
   if not of and not config.mesh.slices:
     yield from _slices_problems(config)
 
 
+def _is_inside(prefix: str, part: str) -> bool:
+  """Returns whether a prefix of `walk`, such as `model.stem.`, is that of a part such as `model`, or of one in it."""
+  return not part or prefix.startswith((f'{part}.', f'{part}['))
+
+
+def repaired(value: Any) -> Any:
+  """Returns a copy of settings in which those with a wrong value have their defaults, also in all parts."""
+  if isinstance(value, Mapping):
+    return {key: repaired(one) for key, one in value.items()}
+  if isinstance(value, tuple):
+    return tuple(map(repaired, value))
+  if not dataclasses.is_dataclass(value) or isinstance(value, type):
+    return value
+  wrong = {problem.name for problem in ranges.problems(value)}
+  return type(value)(**{field.name: checks.default_of(field) if field.name in wrong
+                        else repaired(getattr(value, field.name)) for field in dataclasses.fields(value)})
+
+
 def _slices_problems(config: schema.Config) -> Iterator[str]:
   """Yields why a run could not continue on fewer slices: more microbatches would change its results."""
-  count = config.train.microbatches
   alone = schema.replaced(config, {'mesh.slices': 1})
-  more = schema.replaced(alone, {'train.accumulate': 2 * count, 'batch_size': 2 * config.batch_size})
+  more = schema.replaced(alone, {'train.accumulate': 2 * config.train.microbatches,
+                                 'batch_size': 2 * config.batch_size})
   reasons = [problem for problem in combinations(more) if problem not in set(combinations(alone))]
   if rho := config.train.sam.rho:
     reasons.append(f'train.sam.rho={rho:g}: each microbatch has a perturbation of its own')

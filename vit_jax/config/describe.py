@@ -17,7 +17,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from vit_jax.config import durations, parts
+from vit_jax.config import durations, engine
 from vit_jax.config.schema import checks, ranges
 from vit_jax.config.schema.checks import shown
 from vit_jax.core.errors import redacted
@@ -58,27 +58,23 @@ def _of(part: Any, prefix: str, usual: Any) -> Iterator[Described]:
   abouts = comments(kind)
   for field in dataclasses.fields(part):
     value, name = getattr(part, field.name), f'{prefix}{field.name}'
-    default = getattr(usual, field.name) if type(usual) is type(part) else _default(field)
+    default = getattr(usual, field.name) if type(usual) is type(part) else checks.default_of(
+        field, missing=REQUIRED)
     if dataclasses.is_dataclass(value) or isinstance(value, dict):
       declared = typing.get_args(field.type)[1] if isinstance(value, dict) else field.type
       for key, one in (value if isinstance(value, dict) else {'': value}).items():
         own, was = f'{name}.{key}'.rstrip('.'), default.get(key) if isinstance(default, dict) else default
-        if known := parts.kinds(declared):
+        if known := engine.kinds(declared):
           usual_kind = checks.kind(was) if dataclasses.is_dataclass(was) else REQUIRED
           yield Described(own, checks.kind(one), kind.__name__, 'choice', '', usual_kind, ', '.join(known),
                           abouts.get(field.name, ''))
         yield from _of(one, f'{own}.', was)
     else:
       allowed = field.metadata.get('allowed')
-      yield Described(name, value, type(part).__name__, _type(field.type, value, allowed), _unit(field.name, allowed),
+      unit = 'steps, epochs, examples or %' if isinstance(allowed, ranges.Span) else (
+          (allowed and allowed.unit) or _UNITS.get(field.name.rpartition('_')[2], ''))
+      yield Described(name, value, type(part).__name__, _type(field.type, value, allowed), unit,
                       default, _allowed(field.type, value, allowed), abouts.get(field.name, ''))
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-  """Returns the default of a field; `REQUIRED` if there is none."""
-  if field.default_factory is not dataclasses.MISSING:
-    return field.default_factory()
-  return REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
 def _type(declared: Any, value: Any, allowed: Any) -> str:
@@ -93,12 +89,6 @@ def _type(declared: Any, value: Any, allowed: Any) -> str:
   if isinstance(declared, type) and issubclass(declared, enum.Enum):
     return 'choice'
   return {float: 'number', int: 'whole number', bool: 'true or false', str: 'text'}.get(declared, 'part')
-
-
-def _unit(name: str, allowed: Any) -> str:
-  if isinstance(allowed, ranges.Range) and allowed.unit:
-    return allowed.unit
-  return 'steps, epochs, examples or %' if isinstance(allowed, ranges.Span) else _UNITS.get(name.rpartition('_')[2], '')
 
 
 def _allowed(declared: Any, value: Any, allowed: Any) -> str:

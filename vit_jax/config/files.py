@@ -1,15 +1,17 @@
-"""Configs by name or path: the project's own, a person's file, or `config.json` of a run."""
+"""Configs by name or path: the project's own, which are also listed; a person's file; `config.json` of a run."""
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import os
 import pathlib
 import sys
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from vit_jax.config import json_files, overrides, parts, python_files, schema, searches
+from vit_jax.config import engine, python_files, schema, searches
 from vit_jax.config.schema import ranges
 from vit_jax.core import globs, implementation
 from vit_jax.core.errors import UserError
@@ -27,33 +29,26 @@ def find(spec: str) -> tuple[pathlib.Path, str | None]:
   name, colon, arguments = spec.partition(':')
   path = pathlib.Path(name)
   own = [folder / f'{path.name.removesuffix(".py")}.py' for folder in folders()]
-  shipped = next((one for one in own if _is_file(one)), None)
+  shipped = next((one for one in own if _is(one.is_file)), None)
   if shipped and name == shipped.stem:
     return shipped, arguments if colon else None
   for end in (*(i for i, letter in enumerate(spec) if letter == ':'), len(spec)):  # a path may hold colons
-    if _is_file(file := pathlib.Path(os.path.expanduser(spec[:end]))):
+    if _is((file := pathlib.Path(os.path.expanduser(spec[:end]))).is_file):
       return file, spec[end + 1:] if end < len(spec) else None
   if shipped and path.parent in (pathlib.Path(), pathlib.Path('configs')):
     return shipped, arguments if colon else None
-  stem = path.name.removesuffix('.py')
   known = list_names()
-  what = ', which is a directory' if _is_folder(path) and name else ''
+  what = ', which is a directory' if name and _is(path.is_dir) else ''
   raise UserError(f'--config: expected the name of a config or the path of a Python file, got '
-                  f'{overrides.shorten(name)!r}{what}. Known: {", ".join(known)}.'
-                  f'{globs.nearest(stem, known)}')
+                  f'{engine.shorten(name)!r}{what}. Known: {", ".join(known)}.'
+                  f'{globs.nearest(path.name.removesuffix(".py"), known)}')
 
 
-def _is_file(path: pathlib.Path) -> bool:
+def _is(kind: Callable[[], bool]) -> bool:
+  """Returns whether there is a file or folder, as `path.is_file` and `path.is_dir` say; of any text."""
   try:
-    return path.is_file()
+    return kind()
   except (OSError, ValueError):  # a name that is too long, or has a NUL
-    return False
-
-
-def _is_folder(path: pathlib.Path) -> bool:
-  try:
-    return path.is_dir()
-  except (OSError, ValueError):
     return False
 
 
@@ -72,12 +67,45 @@ def list_names() -> list[str]:
   return sorted({p.stem for folder in folders() for p in folder.glob('*.py') if p.stem != '__init__'})
 
 
-def load(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Config:
+class ConfigFile(NamedTuple):
+  """A config of the project.
+
+  name: for `--config=NAME`.
+  about: the first line of its docstring.
+  arguments: kinds of the arguments that may follow the name, as in `NAME:B/16,px=224`.
+  path: of its file.
+  """
+  name: str
+  about: str
+  arguments: tuple[str, ...]
+  path: pathlib.Path
+
+
+def list_configs(pattern: str = '*') -> list[ConfigFile]:
+  """Returns the configs of this package whose names match a pattern such as `*i1k`. They are not run.
+
+  Without a match, the list is empty and a warning names the most similar ones.
+  """
+  found = []
+  for name in list_names():
+    if globs.matches(name, pattern):
+      path, _ = find(name)
+      tree = ast.parse(path.read_text(encoding='utf-8'))
+      calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)
+               and (getattr(node.func, 'attr', '') or getattr(node.func, 'id', '')) == 'parse_arg']
+      arguments = dict.fromkeys(keyword.arg for call in calls for keyword in call.keywords if keyword.arg)
+      found.append(ConfigFile(name, (ast.get_docstring(tree) or '').partition('\n')[0], tuple(arguments), path))
+  if not found:
+    warnings.warn(f'list_configs: {globs.no_match(pattern, list_names())}', stacklevel=2)
+  return found
+
+
+def load(spec: str, changes: list[str], *, models: engine.Models | None = None) -> schema.Config:
   """Loads the config of a file, with overrides applied.
 
   Args:
     spec: name or path, with `:arguments`; or the path of a run's `config.json`.
-    changes: overrides, `PATH=VALUE` each (`overrides.py`).
+    changes: overrides, `PATH=VALUE` each (`engine.py`).
     models: sizes of models by name, such as `recipes.sizes.model`.
 
   Raises:
@@ -86,18 +114,18 @@ def load(spec: str, changes: list[str], *, models: parts.Models | None = None) -
   found = read(spec, models=models)
   if isinstance(found, schema.Study):
     raise UserError(f'--config: expected a config of one run, got {spec}, a study of several. Use vit-jax study.')
-  return overrides.apply({'': found}, changes, models=models)['']
+  return engine.changed({'': found}, changes, models=models)['']
 
 
-def load_any(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Config | schema.Study:
+def load_any(spec: str, changes: list[str], *, models: engine.Models | None = None) -> schema.Config | schema.Study:
   """Loads what a file has: the config of a run, as `load` does, or a study, as `load_study` does."""
   found = read(spec, models=models)
   if isinstance(found, schema.Study):
     return _changed(found, changes, models)
-  return overrides.apply({'': found}, changes, models=models)['']
+  return engine.changed({'': found}, changes, models=models)['']
 
 
-def load_study(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Study:
+def load_study(spec: str, changes: list[str], *, models: engine.Models | None = None) -> schema.Study:
   """Loads the study of a file, with overrides applied to each of its runs; a config of one run is a study of one.
 
   Raises:
@@ -109,21 +137,21 @@ def load_study(spec: str, changes: list[str], *, models: parts.Models | None = N
   return _changed(study, changes, models)
 
 
-def _changed(study: schema.Study, changes: list[str], models: parts.Models | None) -> schema.Study:
+def _changed(study: schema.Study, changes: list[str], models: engine.Models | None) -> schema.Study:
   """Returns a study with overrides applied to each of its runs, and to those that follow from results."""
   def later(more: Callable[[schema.Results], dict[str, schema.Config]]) -> Callable[
       [schema.Results], dict[str, schema.Config]]:
-    return lambda results: overrides.apply(
+    return lambda results: engine.changed(
         _checked(schema.Study(runs=more(results)), f'then of {study.name}').runs, changes, models=models)
 
   if study.search:
     study = searches.expanded(study, changes, models=models)
   else:
-    study = dataclasses.replace(study, runs=overrides.apply(study.runs, changes, models=models))
+    study = dataclasses.replace(study, runs=engine.changed(study.runs, changes, models=models))
   return dataclasses.replace(study, then=tuple(map(later, study.then)))
 
 
-def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | schema.Study:
+def read(spec: str, *, models: engine.Models | None = None) -> schema.Config | schema.Study:
   """Reads the config of a file, without overrides.
 
   Raises:
@@ -131,12 +159,12 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
   """
   path, arguments = find(spec)
   if path.suffix == '.json':
-    return json_files.read(path)
+    return engine.read_file(path)
   implementation.note_command_line(arguments or '')
   found = python_files.run(path, arguments)
   if _is_config_dict(found):
     try:
-      return parts.from_plain(_plain(found), models=models)
+      return engine.read(_plain(found), models=models)
     except UserError as error:
       raise UserError(f'{path}: {error}') from None
   if not isinstance(found, schema.Config | schema.Study):
@@ -185,4 +213,4 @@ def known_settings(spec: str) -> list[str]:
     found = list(load_study(spec, []).runs.values())
   except UserError:
     found = [schema.Config()]
-  return list(dict.fromkeys(setting.name for config in found for setting in overrides.fields(config)))
+  return list(dict.fromkeys(setting.name for config in found for setting in engine.fields(config)))

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vit_jax.config import json_files, schema
+from vit_jax.config import engine, schema
 from vit_jax.core.errors import UserError
 
 SETTINGS = 'settings'
 """Key of a checkpoint's `meta`."""
 _RUNNING = ('dtype', 'quantize', 'execution', 'unroll', 'remat', 'full_remat', 'kernel', 'dropout', 'drop_path',
-            'drop_path_even', 'patch_dropout', 'norm_momentum', 'bias_init', 'probe', 'init')
+            'drop_path_even', 'patch_dropout', 'bias_init', 'probe', 'init')
 """Settings of a network that evaluation does not depend on."""
 _PREPROCESSING = ('eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'truncate', 'mean',
                   'std', 'eval_native_patch', 'exif_orientation')
@@ -26,8 +26,8 @@ log = logging.getLogger('vit_jax.config')
 
 def settings(config: schema.Config) -> dict[str, Any]:
   """Returns the settings by name, such as `model.gelu`, with values as JSON has them."""
-  plain = json_files.to_plain(config)
-  found = {name: value for part in ('model', 'head') for name, value in json_files.flat(plain[part], part).items()
+  plain = engine.to_plain(config)
+  found = {name: value for part in ('model', 'head') for name, value in engine.flat(plain[part], part).items()
            if name.split('.')[-1] not in _RUNNING}
   found |= {f'objective.{name}': plain['objective'][name] for name in _DECODING if name in plain['objective']}
   return found | {'image_px': plain['image_px']} | {
@@ -66,7 +66,7 @@ def check(meta: Mapping[str, Any], config: schema.Config, *, said: str, overridd
     UserError: lists the settings that differ.
   """
   found = differences(meta, config)
-  asked = {name: pair for name, pair in found.items() if _is_given(name, overridden)}
+  asked = {name: pair for name, pair in found.items() if any(f'{name}.'.startswith(f'{one}.') for one in overridden)}
   if asked:
     log.warning('Settings that differ from those that the checkpoint was saved with:\n%s', text(asked))
   if wrong := {name: pair for name, pair in found.items() if name not in asked}:
@@ -80,10 +80,6 @@ def text(found: Mapping[str, tuple[Any, Any]]) -> str:
   """Returns a line for each difference."""
   return '\n'.join(f'  {name}: {_shown(a)} in the checkpoint, {_shown(b)} in the config'
                    for name, (a, b) in found.items())
-
-
-def _is_given(name: str, overridden: Collection[str]) -> bool:
-  return any(name == one or name.startswith(f'{one}.') for one in overridden)
 
 
 def _shown(value: Any) -> str:

@@ -52,7 +52,7 @@ def explained(path: pathlib.Path) -> Iterator[None]:
   except (UserError, TemporaryError):
     raise
   except (Exception, SystemExit) as error:  # code of the person may raise anything
-    wrong = _wrong(path, error)
+    wrong = _located(path, error, f'expected a config that runs, got {failures.typed_line(error, is_located=True)}.')
     raise failures.error_class(error)(str(wrong)) if isinstance(error, OSError) else wrong from error
 
 
@@ -89,12 +89,6 @@ def _arguments(path: pathlib.Path, get_config: Any, arguments: str | None) -> tu
     raise UserError(f'--config={path}: expected arguments after a colon, as get_config({positional[0].name}) takes '
                     f'them, got none. Set --config={path}:{positional[0].name.upper()}.')
   return () if arguments is None else (arguments,)
-
-
-def _wrong(path: pathlib.Path, error: BaseException) -> UserError:
-  """Returns the message for an exception that the code of a config raises."""
-  raised = failures.typed_line(error, is_located=True)
-  return _located(path, error, f'expected a config that runs, got {raised}.')
 
 
 def _located(path: pathlib.Path, error: BaseException, message: str) -> UserError:

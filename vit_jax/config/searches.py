@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.config import overrides, parts, schema
+from vit_jax.config import engine, schema
 from vit_jax.config.schema import ranges
 from vit_jax.core.errors import UserError
 
@@ -36,7 +36,7 @@ def parse(text: str) -> schema.SearchMethod:
 
 
 def expanded(study: schema.Study, changes: Sequence[str] = (), *, method: schema.SearchMethod | None = None,
-             models: parts.Models | None = None) -> schema.Study:
+             models: engine.Models | None = None) -> schema.Study:
   """Returns a study with the runs of its search, if it has one.
 
   Args:
@@ -57,7 +57,7 @@ def expanded(study: schema.Study, changes: Sequence[str] = (), *, method: schema
   search = dataclasses.replace(search, method=method or search.method)
   _check(study, search, changes)
   points = {f'point{number:03}': point for number, point in enumerate(draw(search))}
-  runs = {name: overrides.apply({'': search.base}, [*changes, *(f'{key}={text}' for key, text in point.items())],
+  runs = {name: engine.changed({'': search.base}, [*changes, *(f'{key}={text}' for key, text in point.items())],
                                 models=models)[''] for name, point in points.items()}
   return dataclasses.replace(study, runs=runs, search=search)
 
@@ -78,8 +78,10 @@ def _check(study: schema.Study, search: schema.Search, changes: Sequence[str]) -
 def draw(search: schema.Search) -> list[dict[str, str]]:
   """Returns the points of a search: texts of values by setting."""
   shares = sobol(search.method.points, len(search.ranges), search.seed)
-  return [{name: _text(_value(kind, float(share))) for (name, kind), share in zip(search.ranges.items(), row,
-                                                                                    strict=True)} for row in shares]
+  points = [{name: _value(kind, float(share)) for (name, kind), share in zip(search.ranges.items(), row, strict=True)}
+            for row in shares]
+  return [{name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in point.items()}
+          for point in points]
 
 
 def sobol(num: int, dimensions: int, seed: int) -> np.ndarray:
@@ -111,8 +113,3 @@ def _value(kind: schema.Distribution, share: float) -> Any:
       return low + math.floor(share * (high - low + 1))
     case schema.Choices(values):
       return values[math.floor(share * len(values))]
-
-
-def _text(value: Any) -> str:
-  """Returns a value as an override has it."""
-  return str(value).lower() if isinstance(value, bool) else str(value)

@@ -25,6 +25,7 @@ from vit_jax.evaluate import features, problems
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.resources import Encoder, Make, Resources
 from vit_jax.evaluate.results import Measuring, Result, mark, named
+from vit_jax.evaluate.retrieval import RANKS
 
 log = logging.getLogger('vit_jax.evaluate')
 _BLOCK = 2**24  # similarities at a time
@@ -139,5 +140,5 @@ def build(resources: Resources, name: str, settings: schema.CaptionRetrieval) ->
 
   def make(view: str) -> Measuring:
     return CaptionRetrieval(resources.split(name, settings, test, view, in_memory=True), encoder, texts,
-                            ranks=settings.ranks, limit=settings.limit)
+                            ranks=RANKS, limit=settings.limit)
   return make

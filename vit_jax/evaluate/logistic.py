@@ -27,6 +27,7 @@ from vit_jax.evaluate.results import Measuring, Result
 
 MEMORY = 10              # pairs of updates and gradient differences that L-BFGS stores
 LINE_SEARCH_STEPS = 20
+TOLERANCE = 1e-6         # a fit has converged if no entry of its gradient is larger
 SOLVER_BYTES = 2**31  # limit for kernels and the memory of L-BFGS, over the penalties that are fitted at once
 
 
@@ -37,9 +38,9 @@ class Solution(NamedTuple):
   gradient: Array
 
 
-@functools.partial(jax.jit, static_argnames=('num_classes', 'max_steps', 'tolerance'))
-def fit(features: Array, label: Array, weight: Array, penalties: Array, *, num_classes: int, max_steps: int,
-        tolerance: float) -> Solution:
+@functools.partial(jax.jit, static_argnames=('num_classes', 'max_steps'))
+def fit(features: Array, label: Array, weight: Array, penalties: Array, *, num_classes: int,
+        max_steps: int) -> Solution:
   """Fits a classifier for each penalty, starting at zero.
 
   Args:
@@ -49,7 +50,6 @@ def fit(features: Array, label: Array, weight: Array, penalties: Array, *, num_c
     penalties: l, `[n]`.
     num_classes: C.
     max_steps: limit of the steps of L-BFGS.
-    tolerance: a fit has converged if no entry of its gradient is larger.
   """
   blocks = cut((features, label, weight), rows=linear.LOGITS_A_BLOCK // (num_classes * penalties.shape[0]))
   total = weight.sum()
@@ -60,7 +60,7 @@ def fit(features: Array, label: Array, weight: Array, penalties: Array, *, num_c
       return loss / total + penalty / 2. * jnp.square(fitted.kernel).sum()
 
     zero = Linear(jnp.zeros((features.shape[-1], num_classes)), jnp.zeros(num_classes))
-    return _minimize(jax.jit(value), zero, max_steps=max_steps, tolerance=tolerance)
+    return _minimize(jax.jit(value), zero, max_steps=max_steps)
 
   return jax.vmap(one)(penalties)
 
@@ -73,7 +73,7 @@ class _State(NamedTuple):
   gain: Array
 
 
-def _minimize(value: Callable[[Linear], Array], start: Linear, *, max_steps: int, tolerance: float) -> Solution:
+def _minimize(value: Callable[[Linear], Array], start: Linear, *, max_steps: int) -> Solution:
   """Runs L-BFGS until the gradient is small, or the value no longer decreases in f32."""
   solver = optax.lbfgs(memory_size=MEMORY, linesearch=optax.scale_by_zoom_linesearch(
       LINE_SEARCH_STEPS, initial_guess_strategy='one'))
@@ -88,7 +88,7 @@ def _minimize(value: Callable[[Linear], Array], start: Linear, *, max_steps: int
                   (before - after) / jnp.abs(before))
 
   def goes_on(state: _State) -> Array:
-    return (state.gradient > tolerance) & (state.steps < max_steps) & (state.gain > jnp.finfo(jnp.float32).eps)
+    return (state.gradient > TOLERANCE) & (state.steps < max_steps) & (state.gain > jnp.finfo(jnp.float32).eps)
 
   infinite = jnp.full((), jnp.inf)
   end = jax.lax.while_loop(goes_on, step, _State(start, solver.init(start), jnp.zeros((), jnp.int32), infinite,
@@ -110,15 +110,14 @@ class Logistic:
     penalties: to choose from, per example (see above).
     holdout: fraction of held-out training examples, the same for every class.
     max_steps: limit of the steps of L-BFGS.
-    tolerance: largest gradient entry at convergence.
     limit: number of examples to which the splits were truncated; 0 = not truncated.
   """
 
   def __init__(self, train: Split, test: Split, *, num_classes: int, penalties: Sequence[float], holdout: float,
-               max_steps: int, tolerance: float, limit: int = 0) -> None:
+               max_steps: int, limit: int = 0) -> None:
     self._train, self._test, self._num_classes, self._limit = train, test, num_classes, limit
     self._penalties, self._holdout = tuple(penalties), holdout
-    self._max_steps, self._tolerance = max_steps, tolerance
+    self._max_steps = max_steps
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
     """Returns the accuracies of the view's `selected` parameters."""
@@ -133,17 +132,15 @@ class Logistic:
     return linear.result(self._train, self._test, test, best, 'l2', self._limit)
 
   def _fit(self, data: linear.Data, penalties: Sequence[float]) -> Linear:
-    return fit_all(data, penalties, num_classes=self._num_classes, max_steps=self._max_steps,
-                   tolerance=self._tolerance)
+    return fit_all(data, penalties, num_classes=self._num_classes, max_steps=self._max_steps)
 
 
-def fit_all(data: linear.Data, penalties: Sequence[float], *, num_classes: int, max_steps: int,
-            tolerance: float) -> Linear:
+def fit_all(data: linear.Data, penalties: Sequence[float], *, num_classes: int, max_steps: int) -> Linear:
   """Fits classifiers for all penalties, as many at once as `SOLVER_BYTES` allows; arguments as of `fit`."""
   room = 4 * data.features.shape[-1] * num_classes * (2 * MEMORY + 5)
   size = max(1, SOLVER_BYTES // room)
   found = [fit(data.features, data.label, data.weight, np.asarray(penalties[at:at + size], np.float32),
-               num_classes=num_classes, max_steps=max_steps, tolerance=tolerance).linear
+               num_classes=num_classes, max_steps=max_steps).linear
            for at in range(0, len(penalties), size)]
   return Linear(*(jnp.concatenate(x) for x in zip(*found, strict=True)))
 
@@ -156,5 +153,5 @@ def build(resources: Resources, name: str, settings: schema.Logistic) -> Make:
     return Logistic(
         *resources.splits(name, settings, train, test, view),
         num_classes=len(train.class_names), penalties=settings.l2, holdout=settings.holdout,
-        max_steps=settings.max_steps, tolerance=settings.tolerance, limit=settings.limit)
+        max_steps=settings.max_steps, limit=settings.limit)
   return make

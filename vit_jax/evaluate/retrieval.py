@@ -26,6 +26,9 @@ from vit_jax.evaluate.resources import Make, Resources, check_single
 from vit_jax.evaluate.results import Measuring, Result, mark, named
 from vit_jax.record.progress import TaskProgress
 
+RANKS = (1, 5, 10)
+"""Values of K; the first one is the headline."""
+
 
 class Retrieval:
   """Evaluator of one view: `recall1_loo` and so on for each K.
@@ -116,5 +119,5 @@ def build(resources: Resources, name: str, settings: schema.Retrieval) -> Make:
     return Retrieval(
         resources.split(name, settings, test, view, in_memory=True),
         resources.split(name, settings, train, view, in_memory=False) if train else None,
-        ranks=settings.ranks, limit=settings.limit)
+        ranks=RANKS, limit=settings.limit)
   return make

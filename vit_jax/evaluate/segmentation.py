@@ -104,8 +104,7 @@ class Segmentation:
     s = self._settings
     mean, std = linear.moments(data.features, data.weight)
     x = _standardized(data.features, mean, std)
-    fit = functools.partial(logistic.fit_all, num_classes=self._num_classes, max_steps=s.max_steps,
-                            tolerance=s.tolerance)
+    fit = functools.partial(logistic.fit_all, num_classes=self._num_classes, max_steps=s.max_steps)
     best = linear.choose(fit, data._replace(features=x), s.l2, name=self._train.name, hold=self._hold,
                          rank=linear.by_nll, extend=True)
     return functools.partial(_linear_scores, best.linear, mean, std), best.setting

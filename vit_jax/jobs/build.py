@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from vit_jax.config import durations, elastic, json_files, layout, schema
+from vit_jax.config import durations, elastic, engine, layout, schema
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import implementation, traced_costs, trees
 from vit_jax.core.contracts import Backbone, Objective, Prepare, Viewed
@@ -171,7 +171,7 @@ def saved_config(workdir: storage.Path | None) -> schema.Config | None:
     return None
   try:
     with storage.local(workdir / 'config.json') as path:
-      return json_files.read(path)
+      return engine.read_file(path)
   except UserError:
     return None
 

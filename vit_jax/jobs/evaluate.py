@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config import check, json_files, provenance, schema
+from vit_jax.config import check, engine, provenance, schema
 from vit_jax.core import documents, trees
 from vit_jax.core.contracts import View, Viewed
 from vit_jax.core.errors import UserError, redacted
@@ -139,7 +139,7 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
   console.end_stage()
   write_results(final, subject, data, out, shared.fingerprints(), wanted_scores)
   if subject.weights is not None:
-    run_directory.write_text(out / 'config.json', json_files.to_json(subject.config))
+    run_directory.write_text(out / 'config.json', engine.to_json(subject.config))
     run_directory.write_json(out / 'weights.json', {
         'source': subject.weights.source, 'family': subject.weights.family, **subject.weights.report.plain()})
   if jax.process_index() == 0:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vit_jax.config import catalog as configs
+from vit_jax.config import files as configs
 from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 from vit_jax.record import console

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from vit_jax import __version__
-from vit_jax.config import elastic, json_files, provenance
+from vit_jax.config import elastic, engine, provenance
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.failures import Damaged
@@ -88,7 +88,7 @@ def check(workdir: storage.Path) -> None:
                     'Pass the --workdir that the run was trained or evaluated with.')
   steps = checkpoint_files.steps(workdir / 'checkpoints')
   try:
-    config = json_files.from_json(storage.read_text(workdir / 'config.json'), code='none')
+    config = engine.from_json(storage.read_text(workdir / 'config.json'), code='none')
     meta = checkpoint_files.read_meta(workdir / 'checkpoints' / str(steps[-1])) if steps else {}
   except (OSError, UserError, Damaged):
     return  # one of the files cannot be read, so nothing is compared; the page lists damaged files

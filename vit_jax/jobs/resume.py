@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.config import json_files, layout, provenance, schema
+from vit_jax.config import engine, layout, provenance, schema
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError, redacted
 from vit_jax.data import content, opening
@@ -92,7 +92,7 @@ def check_same(workdir: storage.Path, config: schema.Config) -> None:
   path = workdir / 'config.json'
   if not path.is_file() or not checkpoint_files.steps(workdir / 'checkpoints'):
     return
-  changed = [line for line in changes(json_files.to_plain(json_files.read(path)), config)
+  changed = [line for line in changes(engine.to_plain(engine.read_file(path)), config)
              if not line.strip().startswith(_MACHINE_SETTINGS)]
   if changed:
     raise UserError('\n'.join([
@@ -193,7 +193,7 @@ def write_config(workdir: storage.Path, config: schema.Config) -> None:
     log.warning('%s is damaged (%s) and is replaced by the config of this command.', path, failures.first_line(error))
   except OSError as error:
     raise failures.unreadable(error, str(path)) from error
-  run_directory.write_text(path, json_files.to_json(config))
+  run_directory.write_text(path, engine.to_json(config))
 
 
 def changes(saved: Any, config: schema.Config) -> list[str]:
@@ -201,7 +201,7 @@ def changes(saved: Any, config: schema.Config) -> list[str]:
 
   The EXIF orientation `auto` equals every value, since a run replaces `auto` with the orientation that the data need.
   """
-  old, new = json_files.flat(saved), json_files.flat(json_files.to_plain(config))
+  old, new = engine.flat(saved), engine.flat(engine.to_plain(config))
   orientation = 'data.recipe.exif_orientation'
   if schema.Exif.AUTO.value in (old.get(orientation), new.get(orientation)):
     old[orientation] = new.get(orientation)

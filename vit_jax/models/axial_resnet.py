@@ -43,6 +43,7 @@ from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import Dense, param
 
 EXPANSION = 2  # channels that a unit returns, over those of its attention
+NORM_MOMENTUM = .9  # of BatchNorm's running statistics: what stays at each step
 
 
 class AxialAttention(nn.Module, kw_only=True):
@@ -150,7 +151,7 @@ class Network(nn.Module, kw_only=True):
   def __call__(self, image: Array) -> Array:
     """`[B, H, W, 3]` to `[B, H / 32, W / 32, D]` for four stages, in the compute dtype."""
     s, dtype, forms = self.settings, jnp.dtype(self.settings.dtype.value), select(self.settings.kernels)
-    running = Running(s.norm_momentum, s.norm_eps, self.train)
+    running = Running(NORM_MOMENTUM, s.norm_eps, self.train)
     x = Conv(features=s.width, side=7, dtype=dtype, stride=2, is_same=False, kernel_init=fan_out_normal, forms=forms,
              name='root')(image)
     x = relu(BatchNorm(running=running, name='root_norm')(x)).astype(dtype)

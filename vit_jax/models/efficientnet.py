@@ -42,6 +42,7 @@ from vit_jax.models.layers import Dense, drop_path, dropout
 STEM, TOP = 32, 1280  # channels of B0
 SE_RATIO = .25        # of squeeze and excitation: its hidden channels over those that the block reads
 MULTIPLE = 8          # that channels are rounded to
+NORM_MOMENTUM = .99   # of BatchNorm's running statistics: what stays at each step
 
 
 class Row(NamedTuple):
@@ -197,7 +198,7 @@ class Network(nn.Module, kw_only=True):
     """`[B, H, W, 3]` to `[B, h, w, D]` f32; without a key nothing is random."""
     s, of_stages = self.settings, stages(self.settings)
     dtype = jnp.dtype(s.dtype.value)
-    like: dict[str, Any] = {'running': Running(s.norm_momentum, s.norm_eps, self.train), 'dtype': dtype,
+    like: dict[str, Any] = {'running': Running(NORM_MOMENTUM, s.norm_eps, self.train), 'dtype': dtype,
                             'forms': select(s.kernels)}
     draws = _draws(sum(map(len, of_stages)), s.drop_path, key)
     stem = ConvNorm(features=scaled(STEM, s.width_factor), side=3, stride=2, **like, name='stem')

@@ -15,7 +15,7 @@ from vit_jax.core.types import Array, PyTree, Schedule
 from vit_jax.optim import masks, schedules
 from vit_jax.optim.masks import Matrices
 
-BODY, FINAL_NORM = 'backbone/', 'backbone/norm/'
+BODY = 'backbone/'
 BELOW = 'backbone/(stem/.*|stem_norm/.*|norm_before/.*|cls|dist|registers|positions(/.*)?)'
 """What comes before the blocks."""
 
@@ -34,17 +34,15 @@ def find_depth(params: PyTree) -> int:
   return depths.pop()
 
 
-def layer_factor(name: str, leaf: Array, *, decay: float, depth: int, groups: schema.LayerGroups) -> Array | float:
+def layer_factor(name: str, leaf: Array, *, decay: float, depth: int) -> Array | float:
   """Returns `decay ** (depth + 1 - layer)` of a leaf: a number, or `[L, 1, …]` for the blocks.
 
   Layers as in MAE: what comes before the blocks is 0, block i is i + 1, the rest (last norm, head, and what is
-  not of the backbone) depth + 1. In timm's grouping the last norm is with the last block, depth.
+  not of the backbone) depth + 1.
   """
   if name.startswith(BODY) and trees.is_stacked(name):
     below = depth - jnp.arange(depth)
     return (jnp.asarray(decay, jnp.float32) ** below).reshape(-1, *[1] * (leaf.ndim - 1))
-  if groups is schema.LayerGroups.TIMM and name.startswith(FINAL_NORM):
-    return decay
   return decay ** (depth + 1) if masks.matches(name, [BELOW]) else 1.
 
 
@@ -59,7 +57,7 @@ def scale_by_path(config: schema.Optimizer, lengths: Lengths) -> optax.GradientT
 
     def scale(name: str, u: Array) -> Array:
       if depth:
-        u = u * layer_factor(name, u, decay=config.layer_decay, depth=depth, groups=config.layer_groups)
+        u = u * layer_factor(name, u, decay=config.layer_decay, depth=depth)
       return u * rules(name)(step).astype(u.dtype)
 
     return trees.map_named(scale, updates), state

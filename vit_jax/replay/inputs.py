@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vit_jax.config import json_files, schema
+from vit_jax.config import engine, schema
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 from vit_jax.data import content, opening, user_files
@@ -155,7 +155,7 @@ def find_changes(settings: Mapping[str, Any], recorded: Mapping[str, content.Con
       for parent in parents:
         parent_node = parent_node.setdefault(parent, {})
       parent_node[last] = with_paths(value, paths) if isinstance(value, str) else value
-  config = json_files.from_json(json.dumps(nested))
+  config = engine.from_json(json.dumps(nested))
   lines = []
   for source_and_split, before in recorded.items():
     source, _, split = source_and_split.rpartition(' ')
@@ -186,7 +186,7 @@ def digest_files(commands: Sequence[Sequence[str]], paths: Mapping[str, str]) ->
 def _digest(path: pathlib.Path) -> dict[str, Any]:
   """Returns the digest of a file, a folder or a run for `digest_files`."""
   if checkpoint_files.steps(path / 'checkpoints'):
-    chosen, _ = runs.find_whole(path, json_files.read(path / 'config.json', code='model').checkpoints.keep_best)
+    chosen, _ = runs.find_whole(path, engine.read_file(path / 'config.json', code='model').checkpoints.keep_best)
     if chosen:
       meta = checkpoint_files.read_meta(path / 'checkpoints' / str(chosen.step))
       return {'step': chosen.step, 'params_digest': meta['digests']['params']}

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vit_jax.config import json_files, schema
+from vit_jax.config import engine, schema
 from vit_jax.core import failures, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import train
@@ -149,7 +149,7 @@ def _run_and_compare(record: Record, paths: Mapping[str, str], to: pathlib.Path 
   workdir = pathlib.Path(next(word.partition('=')[2] for word in commands[-1] if word.startswith('--workdir=')))
   is_study = workdir.parent == work / 'runs'  # the commands are the runs of a study
   outcome = outcomes.read(work if is_study else workdir)
-  config = json_files.read(outcome.config_folder / 'config.json')
+  config = engine.read_file(outcome.config_folder / 'config.json')
   now = settings.of_config(config, {**paths, inputs.WORK: str(work)})
   notes, differences = _compare_settings(record, now)
   verdict = outcomes.compare(record, outcome)
@@ -210,7 +210,7 @@ def _replay_segment(workdir: pathlib.Path, step: int, record: Record | None, to:
   `workdir` does not change. The digests are those of `record`; None = those in the `metrics.jsonl` of the run. `to` is
   a directory for the segment; None = a temporary directory, which is removed if the parameters are equal.
   """
-  config = json_files.read(workdir / 'config.json')
+  config = engine.read_file(workdir / 'config.json')
   end, expected = _find_segment_end(workdir, step, record)
   work = _new_directory(to, 'vit_jax_segment_')
   shutil.copytree(workdir / 'checkpoints' / str(step), work / 'checkpoints' / str(step))

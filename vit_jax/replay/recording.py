@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from vit_jax.config import json_files
+from vit_jax.config import engine
 from vit_jax.core.errors import UserError, printable
 from vit_jax.record import console, destination
 from vit_jax.replay import inputs, outcomes, planned, records, settings
@@ -78,7 +78,7 @@ def _make(path: pathlib.Path, record_id: str, claim: str, patterns: Sequence[str
     commands = [[*words, f'--workdir={{{inputs.WORK}}}/runs/{run_name}']
                 for words, run_name in zip(commands, outcome.checkpoints, strict=True)]
   commands = [[inputs.with_placeholders(word, paths) for word in words] for words in commands]
-  config = json_files.read(outcome.config_folder / 'config.json')
+  config = engine.read_file(outcome.config_folder / 'config.json')
   run_settings = settings.of_config(config, paths)
   console.begin_stage('reading the data')
   inputs.check_unchanged(config, outcome.data)

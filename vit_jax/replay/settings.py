@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.config import describe, json_files, layout, schema
+from vit_jax.config import describe, engine, layout, schema
 from vit_jax.record import checkpoint_files
 from vit_jax.replay import inputs
 
@@ -82,7 +82,7 @@ def of_config(config: schema.Config, paths: Mapping[str, str]) -> Settings:
   changed = {setting.name for setting in described if setting.value != setting.default}
   parts = {'model', 'objective', 'optimizer', *(f'evals.{name}' for name in config.evals)} | changed
   every = {name: inputs.with_placeholders(value, paths) if isinstance(value, str) else value
-           for name, value in json_files.flat(json_files.to_plain(config)).items()
+           for name, value in engine.flat(engine.to_plain(config)).items()
            if not name.startswith(OF_THE_MACHINE)}
   listed = changed | {f'{part}.type' for part in parts}
   stated = {name: value for name, value in every.items() if name in listed}

@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from vit_jax.config import json_files, schema
+from vit_jax.config import engine, schema
 from vit_jax.config.schema import checks
 from vit_jax.core import documents, failures, files
 from vit_jax.core.errors import TemporaryError, UserError
@@ -136,7 +136,7 @@ def write_best(workdir: pathlib.Path, search: schema.Search, tasks: Sequence[Tas
   best = next(iter(by_run.values()))[-1]  # the best run at the highest rung
   result = best.result()
   value = abs(score(search, result) or 0.)
-  run_directory.write_text(workdir / BEST, json_files.to_json(best.config))
+  run_directory.write_text(workdir / BEST, engine.to_json(best.config))
   flags = ' '.join(f'--config.{setting}={_setting_value(best.config, setting)}' for setting in search.ranges)
   return (f'Best: {best.name}, {search.metric or "headline"} {value:.4g} after {result.step:,} steps '
           f'({best.until or END}): {flags}\nIts config: {workdir / BEST}')

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from typing import IO, NamedTuple
 
-from vit_jax.config import json_files, layout, schema
+from vit_jax.config import engine, layout, schema
 from vit_jax.core import documents, failures, files, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import resume
@@ -97,8 +97,8 @@ class Task(NamedTuple):
     path = self.folder / 'config.json'
     if not path.is_file() or not (self.is_done or self.is_started):
       return
-    saved = layout.unchosen(json_files.read(path))  # without the layout, which a run chooses for the devices
-    if changed := resume.changes(json_files.to_plain(saved), layout.unchosen(self.config)):
+    saved = layout.unchosen(engine.read_file(path))  # without the layout, which a run chooses for the devices
+    if changed := resume.changes(engine.to_plain(saved), layout.unchosen(self.config)):
       raise UserError('\n'.join([
           f'--workdir: expected a study with the same settings, got {self.folder} with others:', *changed,
           'Use the settings of that study, another --workdir, or remove that folder.']))
@@ -159,7 +159,7 @@ def begin(task: Task, environ: dict[str, str]) -> Process | None:
     return None
   (task.folder / FAILED).unlink(missing_ok=True)
   config = task.folder / 'config.json'
-  run_directory.write_text(config, json_files.to_json(task.config))
+  run_directory.write_text(config, engine.to_json(task.config))
   command = [sys.executable, *CHILD, str(os.getpid()), '--job=train', f'--config={config}', f'--workdir={task.folder}',
              *([f'--until={task.until}'] if task.until else [])]
   with open(task.folder / OUTPUT, 'ab') as output:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.config import json_files, schema
+from vit_jax.config import engine, schema
 from vit_jax.config.schema import Crop, InitSettings, Interpolation, checks
 from vit_jax.config.schema.data import RGB
 from vit_jax.core.errors import UserError, redacted
@@ -135,7 +135,7 @@ def _started(config: schema.Config, workdir: storage.Path) -> schema.Config | No
   if not own.is_file() or not saved.is_dir() or not any(path.name.isdigit() for path in saved.iterdir()):
     return None
   with storage.local(own) as path:
-    before = json_files.read(path)
+    before = engine.read_file(path)
   return before if before.init_from == redacted(config.init_from) and type(before.model) is type(config.model) else None
 
 

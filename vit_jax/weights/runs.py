@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.config import json_files, layout, provenance, schema
+from vit_jax.config import engine, layout, provenance, schema
 from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core import lazy, trees
 from vit_jax.core.errors import UserError
@@ -80,7 +80,7 @@ def read(path: pathlib.Path, *, view: str, first: str = '') -> Found:
   folder = path.parent if is_step else path / 'checkpoints'
   damaged: dict[int, str] = {}
   while left := [one for one in checkpoint_files.steps(folder) if one not in damaged]:
-    config = json_files.read(folder.parent / 'config.json', code='model')
+    config = engine.read_file(folder.parent / 'config.json', code='model')
     used = None if is_step else checkpoint_files.choose(path, config.checkpoints.keep_best, left)
     step = used.step if used else int(path.name)
     try:
@@ -259,4 +259,4 @@ def write(path: pathlib.Path, config: schema.Config, params: Params, state: PyTr
     for name, item in items.items():
       checkpointer.save(folder / name, item)
   (folder / checkpoint_files.META).write_text(json.dumps(checkpoint_files.seal(body)))
-  (path / 'config.json').write_text(json_files.to_json(config))
+  (path / 'config.json').write_text(engine.to_json(config))

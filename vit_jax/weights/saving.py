@@ -221,7 +221,7 @@ def _ours(weights: Weights, *, written_as: str) -> dict[str, Any]:
 
 
 _TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'patch_dropout', 'attention.dropout',
-             'stem.norm_momentum', 'norm_momentum', 'dtype', 'quantize', 'kernels', 'attention.kernel', 'mlp.kernel',
+             'dtype', 'quantize', 'kernels', 'attention.kernel', 'mlp.kernel',
              'execution', 'unroll', 'remat', 'full_remat', 'block.layer_scale', 'init')
 """Settings that do not change the function of a model; of LayerScale only its presence matters."""
 

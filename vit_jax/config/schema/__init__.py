@@ -8,18 +8,17 @@ have been applied.
 
 No `from __future__ import annotations` in this package and no `Literal`: `config_flags` needs real types.
 """
-from vit_jax.config.schema.arguments import parse_arg as parse_arg
+from vit_jax.config.schema.checks import parse_arg as parse_arg
 from vit_jax.config.schema.checks import problem as problem
 from vit_jax.config.schema.checks import replaced as replaced
 from vit_jax.config.schema.contrastive import *  # noqa: F403
 from vit_jax.config.schema.data import *  # noqa: F403
 from vit_jax.config.schema.dino import *  # noqa: F403
 from vit_jax.config.schema.evals import *  # noqa: F403
-from vit_jax.config.schema.feature_distill import *  # noqa: F403
 from vit_jax.config.schema.layers import *  # noqa: F403
-from vit_jax.config.schema.lora import *  # noqa: F403
 from vit_jax.config.schema.model import *  # noqa: F403
 from vit_jax.config.schema.objective import *  # noqa: F403
+from vit_jax.config.schema.objective_base import *  # noqa: F403
 from vit_jax.config.schema.optim import *  # noqa: F403
 from vit_jax.config.schema.positions import *  # noqa: F403
 from vit_jax.config.schema.ranges import Range as Range

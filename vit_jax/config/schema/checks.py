@@ -1,4 +1,4 @@
-"""What all settings dataclasses share: they refuse unknown names, and check themselves."""
+"""What all settings dataclasses share: they refuse unknown names, and check themselves. Arguments of configs."""
 import dataclasses
 import enum
 import functools
@@ -52,12 +52,13 @@ class Settings:
 
 def _refuse_unknown(kind: Any, name: str) -> None:
   """Raises UnknownSetting, with the nearest name."""
-  if name not in (known := _names(kind)):
+  if name not in (known := names(kind)):
     raise UnknownSetting(f'{kind.__name__}: expected the name of a setting, got {name!r}.{nearest(name, known)}')
 
 
 @functools.cache
-def _names(kind: Any) -> tuple[str, ...]:
+def names(kind: Any) -> tuple[str, ...]:
+  """Returns the names of the settings of a dataclass."""
   return tuple(field.name for field in dataclasses.fields(kind))
 
 
@@ -116,19 +117,21 @@ def kind(settings: Any) -> str:
 
 
 def replaced(settings: Any, changes: Mapping[str, Any]) -> Any:
-  """Returns settings with other values, by dotted names such as `block.layer_scale`, in this order."""
+  """Returns settings with other values, by dotted names such as `block.layer_scale` or `evals.test`, in this order."""
   for name, value in changes.items():
     first, dot, rest = name.partition('.')
-    new = replaced(getattr(settings, first), {rest: value}) if dot else value
-    settings = dataclasses.replace(settings, **{first: new})
+    is_dict = isinstance(settings, dict)
+    if dot:
+      value = replaced(settings[first] if is_dict else getattr(settings, first), {rest: value})
+    settings = {**settings, first: value} if is_dict else dataclasses.replace(settings, **{first: value})
   return settings
 
 
-def default_of(field: dataclasses.Field) -> Any:
-  """Returns the default value of a field; '' if it has none."""
+def default_of(field: dataclasses.Field[Any], *, missing: Any = '') -> Any:
+  """Returns the default value of a field; `missing` if it has none."""
   if field.default_factory is not dataclasses.MISSING:
     return field.default_factory()
-  return '' if field.default is dataclasses.MISSING else field.default
+  return missing if field.default is dataclasses.MISSING else field.default
 
 
 def at_most(name: str, value: float, most: float, what: str) -> Iterator[str]:
@@ -156,3 +159,44 @@ def patterns(name: str, texts: Iterable[str]) -> Iterator[str]:
       re.compile(text)
     except re.error as error:
       yield problem(name, 'a regular expression', text, f'Python reports: {error}.')
+
+
+def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
+  """Parses the arguments of a config, `file.py:arg,arg,key=value`.
+
+  Args:
+    text: everything after the first colon.
+    kinds: the known values of each kind, its default first. A bare word goes to the kind that knows it; `()` and
+      `('',)` take any value, as `key=value` only, and default to ''.
+
+  Raises:
+    UserError: lists every word that is unknown or given twice, and the known ones; or says what replaced `mesh`.
+  """
+  found: dict[str, str] = {}
+  problems = []
+  for word in filter(None, (part.strip() for part in text.split(','))):
+    key, equals, value = word.partition('=')
+    if not equals:
+      key, value = next((kind for kind, known in kinds.items() if word in known), ''), word
+    if key == 'mesh' and key not in kinds:
+      raise UserError(f'arguments: expected none named mesh, got {word!r}: a run is laid out for the devices it runs '
+                      'on, and a plan for --topology. Remove the argument. It also set bfloat16, which '
+                      '--config.model.dtype=bfloat16 sets.')
+    if key not in kinds:
+      problems.append(f'  {word!r}: expected one of the known arguments')
+    elif any(kinds[key]) and value not in kinds[key]:
+      problems.append(f'  {key}: expected one of {", ".join(filter(None, kinds[key]))}, got {value!r}.'
+                      f'{globs.nearest(value, kinds[key])}')
+    elif key in found:
+      problems.append(f'  {key}: expected one value, got {found[key]} and {value}')
+    else:
+      found[key] = value
+  if problems and not kinds:
+    raise UserError(f'arguments: expected none after the colon, as this config takes none, got {text!r}. '
+                    'Remove the colon and what follows it.')
+  if problems:
+    known = [f'  {kind}=' + (f'{" | ".join(filter(None, values))}' if any(values) else '...')
+             for kind, values in kinds.items()]
+    raise UserError('\n'.join([f'arguments: expected known ones, each once, got {text!r}.', *problems, 'Known:',
+                               *known]))
+  return {kind: found.get(kind, values[0] if values else '') for kind, values in kinds.items()}

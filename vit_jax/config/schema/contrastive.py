@@ -117,7 +117,6 @@ class Contrastive(ObjectiveSettings):
   same_class: bool = False  # an image also matches the texts of the other images of its class; for prompts
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of settings without effect, and of those that do not go with texts."""
     yield from super().problems(config, name)
     if self.loss is PairLoss.SOFTMAX:
       yield from no_effect(self, name, ('bias_init',), f'with {name}.loss=softmax, which a bias does not change')

@@ -134,7 +134,15 @@ class Data(Settings):
     yield from self.column_problems(name)
     yield from self._channel_problems(config, name)
     if self.in_memory is InMemory.YES:
-      yield from self._in_memory_problems(name)
+      if self.recipe.crop is not Crop.RESIZE:
+        crop = self.recipe.crop.value
+        yield problem(f'{name}.in_memory', f'no or auto with {name}.recipe.crop={crop}, which crops the stored image',
+                      self.in_memory, f'Set {name}.recipe.crop=resize, or in_memory=no.')
+      if self.workers > 0:
+        yield problem(f'{name}.workers', f'auto or 0 with {name}.in_memory=yes', self.workers)
+      for augmentation in self.recipe.on_host():
+        yield problem(f'{name}.in_memory', f'no or auto with {name}.recipe.{augmentation}, which is applied on the '
+                      'host', self.in_memory)
     if self.decode is Decode.CROP and self.recipe.views.on:
       yield problem(f'{name}.decode', f'auto or full with {name}.recipe.views.on=True, which takes several crops',
                     self.decode)
@@ -181,14 +189,3 @@ class Data(Settings):
     for key, one in config.evals.items():
       if (kind := type(one).__name__) in ('CaptionRetrieval', 'Segmentation', 'ZeroShot'):
         yield problem(f'evals.{key}', f'another evaluation {only}', kind)
-
-  def _in_memory_problems(self, name: str) -> Iterator[str]:
-    if self.recipe.crop is not Crop.RESIZE:
-      crop = self.recipe.crop.value
-      yield problem(f'{name}.in_memory', f'no or auto with {name}.recipe.crop={crop}, which crops the stored image',
-                    self.in_memory, f'Set {name}.recipe.crop=resize, or in_memory=no.')
-    if self.workers > 0:
-      yield problem(f'{name}.workers', f'auto or 0 with {name}.in_memory=yes', self.workers)
-    for augmentation in self.recipe.on_host():
-      yield problem(f'{name}.in_memory', f'no or auto with {name}.recipe.{augmentation}, which is applied on the host',
-                    self.in_memory)

@@ -6,22 +6,12 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks
+from vit_jax.config.schema import objective_base as base
+from vit_jax.config.schema import ranges as r
 from vit_jax.config.schema.checks import no_effect, problem
-from vit_jax.config.schema.feature_distill import FeatureTeacher, size_problems, teacher_problems
-from vit_jax.config.schema.objective_base import ObjectiveSettings, local_crop_problems, num_patches, ramp_problems
+from vit_jax.config.schema.objective_base import FeatureTeacher, ObjectiveSettings, num_patches
 from vit_jax.config.schema.optim import Curve, Ramp
-from vit_jax.config.schema.ranges import (
-    BELOW_1,
-    COUNT,
-    COUNT_OR_0,
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    UP_TO_1,
-    Range,
-    duration,
-    ranged,
-)
+from vit_jax.config.schema.ranges import Range, duration, ranged
 
 __all__ = ('Centering', 'Collapse', 'Dino', 'Dinov2', 'Dinov2Distill', 'Dinov3', 'Gram', 'OnCollapse')
 
@@ -46,7 +36,7 @@ class Collapse(checks.Settings):
   The information is H(mean output) - mean of H(output), in nats, between image and prototype: 0 if the outputs for all
   images are the same, whether uniform or peaked.
   """
-  threshold: float = ranged(.05, NOT_NEGATIVE)  # nats, of the teacher over a batch
+  threshold: float = ranged(.05, r.NOT_NEGATIVE)  # nats, of the teacher over a batch
   patience: str = duration('2 %')               # below the threshold without interruption, before the alarm is raised
   after: str = duration('5 %')                  # from the start of the run, where outputs carry little information
   action: OnCollapse = OnCollapse.WARN
@@ -59,28 +49,27 @@ class Dino(ObjectiveSettings):
   has_head: ClassVar[bool] = False
   takes_views: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
-  out_dim: int = ranged(65_536, COUNT)      # K, outputs of the projection head
-  hidden_dim: int = ranged(2048, COUNT)     # width of its MLP
-  bottleneck_dim: int = ranged(256, COUNT)  # width before the last layer
+  out_dim: int = ranged(65_536, r.COUNT)    # K, outputs of the projection head
+  hidden_dim: int = ranged(2048, r.COUNT)   # width of its MLP
+  bottleneck_dim: int = ranged(256, r.COUNT)  # width before the last layer
   norm_last_layer: bool = True  # the rows of the last layer have norm 1, which is safer; False: their norms are learned
-  student_temperature: float = ranged(.1, POSITIVE)  # of the softmax of the student
+  student_temperature: float = ranged(.1, r.POSITIVE)  # of the softmax of the student
   teacher_temperature: Ramp = field(default_factory=lambda: Ramp(.04, .07, until='30 epochs', curve=Curve.LINEAR))
   momentum: Ramp = field(default_factory=lambda: Ramp(.996, 1.))  # of the teacher
   centering: Centering = Centering.MEAN
-  center_momentum: float = ranged(.9, BELOW_1)  # of the EMA of the center
+  center_momentum: float = ranged(.9, r.BELOW_1)  # of the EMA of the center
   collapse: Collapse = field(default_factory=Collapse)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of ramps, of centering, and of models that need one size of images."""
     yield from super().problems(config, name)
-    yield from ramp_problems(f'{name}.teacher_temperature', self.teacher_temperature, Range(1e-6))
-    yield from ramp_problems(f'{name}.momentum', self.momentum, SHARE)
+    yield from base.ramp_problems(f'{name}.teacher_temperature', self.teacher_temperature, Range(1e-6))
+    yield from base.ramp_problems(f'{name}.momentum', self.momentum, r.SHARE)
     if self.centering is not Centering.MEAN:
       yield from no_effect(self, name, ['center_momentum'], f'with {name}.centering={self.centering.value}')
     if self.centering is Centering.SINKHORN and config.train.accumulate > 1:
       yield problem('train.accumulate', f'1 with {name}.centering=sinkhorn, which needs the complete batch',
                     config.train.accumulate, f'Set it to 1, or {name}.centering=mean.')
-    yield from local_crop_problems(config)
+    yield from base.local_crop_problems(config)
 
 
 @dataclasses.dataclass
@@ -89,15 +78,15 @@ class Dinov2(Dino):
   implementation: ClassVar[str] = 'vit_jax.objectives.dinov2:Spec'
   needs_tokens: ClassVar[bool] = True
   momentum: Ramp = field(default_factory=lambda: Ramp(.992, 1.))  # of the teacher
-  dino_weight: float = ranged(1., NOT_NEGATIVE)   # of the loss between crops
-  local_weight: float = ranged(1., NOT_NEGATIVE)  # of the pairs with a local crop in the loss between crops
-  ibot_weight: float = ranged(1., NOT_NEGATIVE)   # of the loss on masked patches
-  koleo_weight: float = ranged(.1, NOT_NEGATIVE)  # of the loss that spreads the features of images
+  dino_weight: float = ranged(1., r.NOT_NEGATIVE) # of the loss between crops
+  local_weight: float = ranged(1., r.NOT_NEGATIVE)  # of the pairs with a local crop in the loss between crops
+  ibot_weight: float = ranged(1., r.NOT_NEGATIVE) # of the loss on masked patches
+  koleo_weight: float = ranged(.1, r.NOT_NEGATIVE)  # of the loss that spreads the features of images
   koleo_crops: int = ranged(2, Range(1, 2))       # global crops whose features it spreads, from the first on
-  patch_out_dim: int = ranged(0, COUNT_OR_0)      # outputs of a separate head of patches; 0 = they share DINO's head
-  patch_bottleneck_dim: int = ranged(256, COUNT)  # width before the last layer of a separate head
-  mask_share: float = ranged(.5, UP_TO_1)         # share of the global crops of which patches are masked
-  mask_ratio: tuple[float, float] = ranged((.1, .5), UP_TO_1)  # range of the share of patches that such a crop loses
+  patch_out_dim: int = ranged(0, r.COUNT_OR_0)    # outputs of a separate head of patches; 0 = they share DINO's head
+  patch_bottleneck_dim: int = ranged(256, r.COUNT)  # width before the last layer of a separate head
+  mask_share: float = ranged(.5, r.UP_TO_1)       # share of the global crops of which patches are masked
+  mask_ratio: tuple[float, float] = ranged((.1, .5), r.UP_TO_1)  # range of the share of patches that such a crop loses
   # Consecutive images of the batch that share the shares above, and among which KoLeo looks for the nearest one.
   group: int = ranged(64, Range(2, 1_000_000))
 
@@ -106,7 +95,6 @@ class Dinov2(Dino):
     return self.group
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of groups, of masks without patches, of microbatches, and of a head that is not used."""
     yield from super().problems(config, name)
     yield from checks.multiple('batch_size', config.batch_size, self.group, f'{name}.group={self.group}')
     yield from checks.ascending(f'{name}.mask_ratio', self.mask_ratio)
@@ -131,15 +119,14 @@ class Dinov2Distill(Dinov2):
   teacher: FeatureTeacher = field(default_factory=FeatureTeacher)
   momentum: Ramp = field(default_factory=lambda: Ramp(.994, 1.))  # of the average of the student, the view `teacher`
   # The next two choose the patches that are compared, as those that DINOv2 masks; the student sees them.
-  mask_share: float = ranged(.5, UP_TO_1)         # share of the global crops of which patches are compared
-  mask_ratio: tuple[float, float] = ranged((.1, .5), UP_TO_1)  # share of patches of such a crop; 1, 1 = all
+  mask_share: float = ranged(.5, r.UP_TO_1)       # share of the global crops of which patches are compared
+  mask_ratio: tuple[float, float] = ranged((.1, .5), r.UP_TO_1)  # share of patches of such a crop; 1, 1 = all
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of the teacher."""
     yield from super().problems(config, name)
-    yield from teacher_problems(config, f'{name}.teacher', self.teacher,
+    yield from base.teacher_problems(config, f'{name}.teacher', self.teacher,
                                 patches='for objective Dinov2Distill')
-    yield from size_problems(config, f'{name}.teacher', self.teacher)
+    yield from base.size_problems(config, f'{name}.teacher', self.teacher)
 
 
 @dataclasses.dataclass
@@ -148,17 +135,16 @@ class Gram(checks.Settings):
 
   That network has the `weights`, or it is the teacher of this run at `step`, which is not read with `weights`.
   """
-  weight: float = ranged(2., POSITIVE)  # of the mean squared difference of Gram matrices
+  weight: float = ranged(2., r.POSITIVE)  # of the mean squared difference of Gram matrices
   start: str = duration('0 steps')      # of the term
   weights: str = ''                     # a run directory or weight file; '' = of this run
   # Of a run given there: student, ema or teacher; '' = the first of teacher, ema and student that it has.
   view: str = ''
   step: str = duration('0 steps')       # of this run; at 0 steps it has the weights of `init_from`
   refresh: str = duration('', off=True, zero=False)  # so often after `start` it becomes the teacher of then; '' = never
-  refreshes: int = ranged(3, COUNT)     # times that this happens at most
+  refreshes: int = ranged(3, r.COUNT)   # times that this happens at most
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of settings that have no effect."""
     if not self.weights:
       yield from no_effect(self, name, ['view'], f"with {name}.weights=''", f'Set {name}.weights, or leave it out.')
     if not self.refresh:

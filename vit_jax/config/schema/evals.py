@@ -1,29 +1,18 @@
 """Settings of evaluations."""
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import field
 from typing import ClassVar
 
+from vit_jax.config.schema import ranges as r
 from vit_jax.config.schema.checks import Run, Settings, no_effect, problem
 from vit_jax.config.schema.model import FeatureLayers
-from vit_jax.config.schema.ranges import (
-    COUNT,
-    COUNT_OR_0,
-    INSIDE,
-    NOT_NEGATIVE,
-    POSITIVE,
-    PX_OR_0,
-    SEED,
-    SHARE,
-    Range,
-    duration,
-    ranged,
-)
+from vit_jax.config.schema.ranges import Range, duration, ranged
 
-__all__ = ('CaptionRetrieval', 'Eval', 'Evaluation', 'FeatureEvaluation', 'FewShot', 'FewShotProtocol',
-           'FrozenEvaluation', 'Gallery', 'Health', 'Knn', 'Logistic', 'Probe', 'Real', 'Retrieval', 'Segmentation',
-           'TextEvaluation', 'TextRule', 'TopK', 'ZeroShot')
+__all__ = ('EVALUATIONS', 'LAST_FOUR', 'CaptionRetrieval', 'Eval', 'Evaluation', 'FeatureEvaluation', 'FewShot',
+           'FewShotProtocol', 'FrozenEvaluation', 'Gallery', 'Health', 'Knn', 'Logistic', 'Probe', 'Real', 'Retrieval',
+           'Segmentation', 'TextEvaluation', 'TextRule', 'TopK', 'ZeroShot')
 
 TOP_K_METRICS = ('top1', 'top5', 'nll')
 """What `TopK` always measures."""
@@ -38,9 +27,9 @@ class Evaluation(Settings):
   """The settings that all evaluations share."""
   every: str = duration('10 epochs')  # between two evaluations
   split: str = ''                          # '' = data.eval_split
-  batch_size: int = ranged(0, COUNT_OR_0)  # 0 = the training batch size
+  batch_size: int = ranged(0, r.COUNT_OR_0)  # 0 = the training batch size
   views: tuple[str, ...] = ()              # empty = all that the objective has
-  limit: int = ranged(0, COUNT_OR_0)       # number of examples, marked as partial in every result; 0 = all
+  limit: int = ranged(0, r.COUNT_OR_0)     # number of examples, marked as partial in every result; 0 = all
   source: str = ''                         # as data.source; '' = the same
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -119,10 +108,10 @@ class FewShot(FrozenEvaluation):
   """
   implementation: ClassVar[str] = 'vit_jax.evaluate.fewshot:build'
   protocol: FewShotProtocol = FewShotProtocol.RUN  # whose features, images and examples: the run's or big_vision's
-  shots: tuple[int, ...] = ranged((1, 5, 10, 25), COUNT)  # examples of each class
-  num_seeds: int = ranged(3, COUNT)  # draws of examples, whose mean is reported
-  l2: float = ranged(1024., POSITIVE)  # penalty of the regression
-  l2_sweep: tuple[float, ...] = ranged((), POSITIVE)  # other values, also chosen among by leave-one-out
+  shots: tuple[int, ...] = ranged((1, 5, 10, 25), r.COUNT)  # examples of each class
+  num_seeds: int = ranged(3, r.COUNT)  # draws of examples, whose mean is reported
+  l2: float = ranged(1024., r.POSITIVE)  # penalty of the regression
+  l2_sweep: tuple[float, ...] = ranged((), r.POSITIVE)  # other values, also chosen among by leave-one-out
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
@@ -135,9 +124,9 @@ class FewShot(FrozenEvaluation):
 class Knn(FrozenEvaluation):
   """Weighted k nearest neighbors by cosine (DINO, arXiv 2104.14294)."""
   implementation: ClassVar[str] = 'vit_jax.evaluate.knn:build'
-  neighbors: tuple[int, ...] = ranged((10, 20, 100, 200), COUNT)  # values of k
-  temperature: float = ranged(.07, POSITIVE)  # of the votes
-  headline: int = ranged(20, COUNT)  # the k of the single number that is reported
+  neighbors: tuple[int, ...] = ranged((10, 20, 100, 200), r.COUNT)  # values of k
+  temperature: float = ranged(.07, r.POSITIVE)  # of the votes
+  headline: int = ranged(20, r.COUNT)  # the k of the single number that is reported
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
@@ -150,8 +139,8 @@ class Knn(FrozenEvaluation):
 class Health(FeatureEvaluation):
   """Whether features collapse, without labels: RankMe, deviation by dimension, uniformity and alignment."""
   implementation: ClassVar[str] = 'vit_jax.evaluate.health:build'
-  images: int = ranged(1024, COUNT)           # at most so many of the split, at equal distances
-  min_rank: float = ranged(2., NOT_NEGATIVE)  # RankMe below which an alarm is raised
+  images: int = ranged(1024, r.COUNT)         # at most so many of the split, at equal distances
+  min_rank: float = ranged(2., r.NOT_NEGATIVE)  # RankMe below which an alarm is raised
 
 
 class Gallery(enum.Enum):
@@ -162,14 +151,12 @@ class Gallery(enum.Enum):
 
 @dataclasses.dataclass
 class Retrieval(FrozenEvaluation):
-  """Recall@K: the share of images with one of their class among the K nearest by cosine."""
+  """Recall@1, @5 and @10: the share of images with one of their class among the K nearest by cosine."""
   implementation: ClassVar[str] = 'vit_jax.evaluate.retrieval:build'
   gallery: Gallery = Gallery.REST  # the images to search
-  ranks: tuple[int, ...] = ranged((1, 5, 10), COUNT)  # values of K; the first one is the headline
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
-    yield from _not_empty(f'{name}.ranks', self.ranks)
     if self.gallery is Gallery.REST:
       yield from no_effect(self, name, ('train_split',), f'with {name}.gallery=rest, which searches one split')
 
@@ -180,10 +167,9 @@ class Logistic(FrozenEvaluation):
   implementation: ClassVar[str] = 'vit_jax.evaluate.logistic:build'
   # Factor of |W|^2 / 2, which is added to the mean loss: scikit-learn's 1 / (C N).
   l2: tuple[float, ...] = ranged(
-      (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1., 3., 10.), POSITIVE)
-  holdout: float = ranged(.1, INSIDE)            # part of the training examples that chooses among them
-  max_steps: int = ranged(500, COUNT)            # of L-BFGS
-  tolerance: float = ranged(1e-6, NOT_NEGATIVE)  # largest entry of the gradient at the end
+      (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1., 3., 10.), r.POSITIVE)
+  holdout: float = ranged(.1, r.INSIDE)          # part of the training examples that chooses among them
+  max_steps: int = ranged(500, r.COUNT)          # of L-BFGS
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
@@ -194,16 +180,16 @@ class Logistic(FrozenEvaluation):
 class Probe(FrozenEvaluation):
   """A linear classifier trained by SGD on features of images without augmentation; by default MAE's, with LARS."""
   implementation: ClassVar[str] = 'vit_jax.evaluate.probe:build'
-  epochs: int = ranged(90, COUNT)                     # MAE, Table 10; DINO: 100
-  warmup_epochs: int = ranged(10, COUNT_OR_0)         # DINO: 0
-  train_batch_size: int = ranged(16_384, COUNT)       # DINO: 1024
-  learning_rates: tuple[float, ...] = ranged((.1,), POSITIVE)  # to choose from
-  base_batch_size: int = ranged(256, COUNT_OR_0)      # of the learning rates, which are scaled to the batch; 0 = off
-  momentum: float = ranged(.9, SHARE)  # of SGD
-  trust_coefficient: float = ranged(.001, NOT_NEGATIVE)  # of LARS; 0 = plain SGD (DINO)
+  epochs: int = ranged(90, r.COUNT)                   # MAE, Table 10; DINO: 100
+  warmup_epochs: int = ranged(10, r.COUNT_OR_0)       # DINO: 0
+  train_batch_size: int = ranged(16_384, r.COUNT)     # DINO: 1024
+  learning_rates: tuple[float, ...] = ranged((.1,), r.POSITIVE)  # to choose from
+  base_batch_size: int = ranged(256, r.COUNT_OR_0)    # of the learning rates, which are scaled to the batch; 0 = off
+  momentum: float = ranged(.9, r.SHARE)  # of SGD
+  trust_coefficient: float = ranged(.001, r.NOT_NEGATIVE)  # of LARS; 0 = plain SGD (DINO)
   batch_norm: bool = True                    # of the features, without scale and bias; DINO: no
   rate_by_epoch: bool = False                # the learning rate falls once an epoch, and not at every step; DINO: yes
-  holdout: float = ranged(.1, INSIDE)        # part of the training examples that chooses, where there are several rates
+  holdout: float = ranged(.1, r.INSIDE)  # part of the training examples that chooses, where there are several rates
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
@@ -250,12 +236,7 @@ class ZeroShot(TextEvaluation):
 class CaptionRetrieval(TextEvaluation):
   """Recall@K between images and their captions, both ways (arXiv 2103.00020, Table 13), of a source with captions."""
   implementation: ClassVar[str] = 'vit_jax.evaluate.caption_retrieval:build'
-  ranks: tuple[int, ...] = ranged((1, 5, 10), COUNT)  # values of K; the first one is the headline
-  captions: int = ranged(5, COUNT)  # most captions of an image, its first ones (COCO: 5)
-
-  def problems(self, config: Run, name: str) -> Iterator[str]:
-    yield from super().problems(config, name)
-    yield from _not_empty(f'{name}.ranks', self.ranks)
+  captions: int = ranged(5, r.COUNT)  # most captions of an image, its first ones (COCO: 5)
 
 
 @dataclasses.dataclass
@@ -267,20 +248,19 @@ class Segmentation(FrozenEvaluation):
   implementation: ClassVar[str] = 'vit_jax.evaluate.segmentation:build'
   norm: bool = True  # applies the last norm to each of features.blocks, as DINOv2's programs do
   # Short side of an image that windows cover; 0 = one window, to which the image is resized without its aspect ratio.
-  resize_px: int = ranged(0, PX_OR_0)
-  stride_px: int = ranged(0, PX_OR_0)  # between windows; 0 = their sides, so that they do not overlap
-  tokens_per_image: int = ranged(0, COUNT_OR_0)  # drawn of a training image; 0 = all
-  token_seed: int = ranged(0, SEED)  # of the draw
+  resize_px: int = ranged(0, r.PX_OR_0)
+  stride_px: int = ranged(0, r.PX_OR_0)  # between windows; 0 = their sides, so that they do not overlap
+  tokens_per_image: int = ranged(0, r.COUNT_OR_0)  # drawn of a training image; 0 = all
+  token_seed: int = ranged(0, r.SEED)  # of the draw
   # Of logistic regression, as in Logistic: to choose from by the NLL on held-out images; () = no linear classifier.
-  l2: tuple[float, ...] = ranged((1e-4, 1e-3, 1e-2, 1e-1), POSITIVE)
-  holdout: float = ranged(.1, INSIDE)            # part of the training images that chooses among them
-  max_steps: int = ranged(500, COUNT)            # of L-BFGS
-  tolerance: float = ranged(1e-6, NOT_NEGATIVE)  # largest entry of the gradient at the end
-  neighbors: tuple[int, ...] = ranged((30,), COUNT)  # values of k, of tokens by cosine; () = no k-NN
-  temperature: float = ranged(.07, POSITIVE)  # of their votes
+  l2: tuple[float, ...] = ranged((1e-4, 1e-3, 1e-2, 1e-1), r.POSITIVE)
+  holdout: float = ranged(.1, r.INSIDE)          # part of the training images that chooses among them
+  max_steps: int = ranged(500, r.COUNT)          # of L-BFGS
+  neighbors: tuple[int, ...] = ranged((30,), r.COUNT)  # values of k, of tokens by cosine; () = no k-NN
+  temperature: float = ranged(.07, r.POSITIVE)  # of their votes
   ignore: int = ranged(255, Range(-1, 65_535))  # value of pixels that do not count; -1 = none
   first_class: int = ranged(-1, Range(-1, 65_535))  # value of class 0; lower values do not count; -1 = of the source
-  num_classes: int = ranged(0, COUNT_OR_0)  # 0 = those that the source names
+  num_classes: int = ranged(0, r.COUNT_OR_0)  # 0 = those that the source names
   overlays: int = ranged(0, Range(0, 1000))  # test images that are saved with their masks, true and predicted
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -301,3 +281,15 @@ class Segmentation(FrozenEvaluation):
 Eval = (TopK | Real | FewShot | Knn | Retrieval | Logistic | Probe | Segmentation | ZeroShot | CaptionRetrieval
         | Health | Evaluation)
 """The built-in evaluations; the last one stands for a person's own, which inherit from it, or from a class below it."""
+LAST_FOUR = (-4, -3, -2, -1)
+"""The last four blocks, whose class tokens DINO's linear probe of a ViT-S reads."""
+EVALUATIONS: dict[str, Callable[[], Eval]] = {
+    'topk': TopK, 'real': Real, 'fewshot': FewShot, 'knn': Knn, 'retrieval': Retrieval, 'health': Health,
+    'logistic': Logistic, 'probe_mae': Probe,
+    # DINO's: SGD for 100 epochs. Its rate is 0.001 for 256 examples; these are those of DINOv2 (arXiv 2304.07193).
+    'probe_dino': lambda: Probe(
+        epochs=100, warmup_epochs=0, train_batch_size=1024, trust_coefficient=0., batch_norm=False, rate_by_epoch=True,
+        learning_rates=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, .1),
+        features=FeatureLayers(LAST_FOUR)),
+    'zeroshot': ZeroShot, 'caption_retrieval': CaptionRetrieval, 'segmentation': Segmentation}
+"""Evaluations as in papers, by the names that `--config.evals=knn,logistic` accepts beside those of the config."""

@@ -118,8 +118,6 @@ class MlpKernel(enum.Enum):
 
 
 BLOCK_REMATS = (Remat.NONE, Remat.NAMES, Remat.QKV, Remat.MLP, Remat.FULL)
-UNIT_REMATS = (Remat.NONE, Remat.FULL)
-"""What `remat` may be in networks of convolutions: a unit saves everything, or only its input."""
 EXECUTIONS = (Execution.SCAN, Execution.UNROLLED)
 NORM_GROUPS = 32
 """Groups of GroupNorm: arXiv 1803.08494, section 4.1; BiT, vision_transformer."""
@@ -133,12 +131,6 @@ def untiled(image_px: tuple[int, int], patch: int, name: str = 'model') -> Itera
   if any(side % patch for side in image_px):
     nearest = tuple(max(1, round(side / patch)) * patch for side in image_px)
     yield checks.problem('image_px', f'multiples of {name}.patch={patch} px, such as {nearest}', tuple(image_px))
-
-
-def unit_remat(remat: Remat, name: str) -> Iterator[str]:
-  """Yields a problem if a network of convolutions is to save some of the values of a unit."""
-  if remat not in (*UNIT_REMATS, Remat.AUTO):
-    yield checks.problem(f'{name}.remat', 'none or full for a network of convolutions', remat)
 
 
 def residual_units(width: int, *, eps: float, name: str) -> Iterator[str]:

@@ -1,32 +1,32 @@
-"""Settings of networks and their heads."""
+"""Settings of networks, of their heads, and of low-rank adapters: LoRA, rsLoRA and DoRA."""
 import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import field
 from typing import ClassVar
 
-from vit_jax.config.schema import checks
-from vit_jax.config.schema.layers import (
-    BLOCK_REMATS,
-    EXECUTIONS,
-    UNIT_REMATS,
-    DType,
-    Execution,
-    Gelu,
-    Kernels,
-    Remat,
-    residual_units,
-    unit_remat,
-    untiled,
-)
+from vit_jax.config.schema import checks, layers
+from vit_jax.config.schema.layers import DType, Gelu, Kernels, Remat, residual_units, untiled
 from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 from vit_jax.config.schema.vit import ViT
 
-__all__ = ('AxialResNet', 'EfficientNet', 'FeatureLayers', 'Head', 'Mixer', 'Model', 'ResNet')
+__all__ = ('AxialResNet', 'EfficientNet', 'FeatureLayers', 'Head', 'Lora', 'Mixer', 'Model', 'ResNet', 'adapted_layers')
+
+
+class _Convolutions(checks.Settings):
+  """What networks of convolutions share: a unit saves everything for the backward pass, or only its input."""
+  remat: Remat
+  remats: ClassVar[tuple[Remat, ...]] = (Remat.NONE, Remat.FULL)
+  executions: ClassVar[tuple[layers.Execution | None, ...]] = (None,)  # None: there is no such setting
+  has_batch_norm: ClassVar[bool] = False
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    if self.remat not in (*self.remats, Remat.AUTO):
+      yield checks.problem(f'{name}.remat', 'none or full for a network of convolutions', self.remat)
 
 
 @dataclasses.dataclass
-class ResNet(checks.Settings):
+class ResNet(_Convolutions):
   """BiT: ResNet-v2 with GroupNorm and weight standardization (arXiv 1912.11370). By name: `sizes.resnet('R50x1')`."""
   implementation: ClassVar[str] = 'vit_jax.models.resnet:build'
   layers: tuple[int, ...] = ranged((3, 4, 6, 3), Range(1, 1000))  # bottleneck units a stage
@@ -35,16 +35,12 @@ class ResNet(checks.Settings):
   dtype: DType = DType.F32
   remat: Remat = Remat.AUTO                     # of each unit: none or full
   kernels: Kernels = Kernels.FAST
-  remats: ClassVar[tuple[Remat, ...]] = UNIT_REMATS
-  executions: ClassVar[tuple[Execution | None, ...]] = (None,)  # None: there is no such setting
-  has_batch_norm: ClassVar[bool] = False
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    del config
     if not self.layers:
       yield checks.problem(f'{name}.layers', 'a number of units for each stage, such as 3,4,6,3', self.layers)
     yield from residual_units(self.width, eps=self.var_eps, name=name)
-    yield from unit_remat(self.remat, name)
+    yield from super().problems(config, name)
 
 
 @dataclasses.dataclass
@@ -61,11 +57,11 @@ class Mixer(checks.Settings):
   gelu: Gelu = Gelu.TANH
   norm_eps: float = ranged(1e-6, POSITIVE)  # epsilon of LayerNorm
   dtype: DType = DType.F32
-  execution: Execution = Execution.AUTO
+  execution: layers.Execution = layers.Execution.AUTO
   remat: Remat = Remat.AUTO
   kernels: Kernels = Kernels.FAST
-  remats: ClassVar[tuple[Remat, ...]] = BLOCK_REMATS
-  executions: ClassVar[tuple[Execution | None, ...]] = EXECUTIONS
+  remats: ClassVar[tuple[Remat, ...]] = layers.BLOCK_REMATS
+  executions: ClassVar[tuple[layers.Execution | None, ...]] = layers.EXECUTIONS
   has_batch_norm: ClassVar[bool] = False
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
@@ -73,41 +69,31 @@ class Mixer(checks.Settings):
 
 
 @dataclasses.dataclass
-class EfficientNet(checks.Settings):
+class EfficientNet(_Convolutions):
   """EfficientNet (arXiv 1905.11946) as its authors' weights have it. By name: `sizes.efficientnet('B0')`."""
   implementation: ClassVar[str] = 'vit_jax.models.efficientnet:build'
   width_factor: float = ranged(1., Range(0, 100, above=True))  # of channels, which are rounded to multiples of 8
   depth_factor: float = ranged(1., Range(0, 100, above=True))  # of repeated blocks, rounded up
   dropout: float = ranged(0., BELOW_1)  # of the pooled features
   drop_path: float = ranged(0., BELOW_1)  # stochastic depth of the last block; grows linearly from 0
-  norm_momentum: float = ranged(.99, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
   norm_eps: float = ranged(1e-3, POSITIVE)  # epsilon of BatchNorm
   dtype: DType = DType.F32
   remat: Remat = Remat.AUTO  # of each block: none or full
   kernels: Kernels = Kernels.FAST
-  remats: ClassVar[tuple[Remat, ...]] = UNIT_REMATS
-  executions: ClassVar[tuple[Execution | None, ...]] = (None,)
   has_batch_norm: ClassVar[bool] = True  # whose statistics are those of the complete batch of a step
-
-  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    del config
-    yield from unit_remat(self.remat, name)
 
 
 @dataclasses.dataclass
-class AxialResNet(checks.Settings):
+class AxialResNet(_Convolutions):
   """AxialResNet (arXiv 2003.07853): axial attention in place of 3 x 3 convolutions. By name: `Axial-ResNet50-S`."""
   implementation: ClassVar[str] = 'vit_jax.models.axial_resnet:build'
   layers: tuple[int, ...] = ranged((3, 4, 6, 3), Range(1, 1000))  # units a stage
   width: int = ranged(32, COUNT)  # channels of the root; stage i from 0 returns width * 4 * 2^i
   heads: int = ranged(8, COUNT)  # attention heads
-  norm_momentum: float = ranged(.9, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
   norm_eps: float = ranged(1e-5, POSITIVE)  # epsilon of BatchNorm
   dtype: DType = DType.F32
   remat: Remat = Remat.AUTO  # of each unit: none or full
   kernels: Kernels = Kernels.FAST
-  remats: ClassVar[tuple[Remat, ...]] = UNIT_REMATS
-  executions: ClassVar[tuple[Execution | None, ...]] = (None,)
   has_batch_norm: ClassVar[bool] = True  # whose statistics are those of the complete batch of a step
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
@@ -119,7 +105,7 @@ class AxialResNet(checks.Settings):
     if 2 * self.width % (2 * self.heads):
       yield (f'{name}.width: expected a multiple of {name}.heads={self.heads}, got {self.width}. Queries and keys have '
              'half of the channels of a head each.')
-    yield from unit_remat(self.remat, name)
+    yield from super().problems(config, name)
 
 
 Model = ViT | ResNet | Mixer | EfficientNet | AxialResNet
@@ -160,3 +146,75 @@ class Head(checks.Settings):
     if self.features.patches and not self.features.blocks:
       yield checks.problem(f'{name}.features.blocks', f'block numbers, such as -1, with {name}.features.patches=true',
                            ())
+
+
+EVERY = 'query,key,value,out,mlp/.*,tokens/.*,channels/.*'
+"""All dense layers in the blocks of all networks."""
+RANKS = Range(0, 16_384)  # no published ViT is as wide
+ATTENTION, MLP = ('attn/query', 'attn/key', 'attn/value', 'attn/out'), ('mlp/up', 'mlp/down')
+
+
+@dataclasses.dataclass
+class Lora(checks.Settings):
+  """Low-rank adapters (arXiv 2106.09685): the backbone is frozen, and `W + scale A B` takes the place of W."""
+  rank: int = ranged(0, RANKS)              # r, the inner size of A B; 0 = off, all parameters are trained
+  alpha: float = ranged(0., NOT_NEGATIVE)   # scale is alpha / rank; 0 = alpha is the rank, so the scale is 1
+  dropout: float = ranged(0., BELOW_1)      # of the input of A, while training
+  # Layers of the blocks, by the end of their path or a pattern of it; several with commas: query,value,mlp/.*
+  targets: str = EVERY
+  dora: bool = False    # DoRA (arXiv 2402.09353): the norm of each output's weights is a parameter of its own
+  rslora: bool = False  # rsLoRA (arXiv 2312.03732): scale is alpha / sqrt(rank)
+
+  @property
+  def scale(self) -> float:
+    """The factor of A B."""
+    return (self.alpha or self.rank) / (self.rank ** .5 if self.rslora else self.rank)
+
+  def is_target(self, layer: str) -> bool:
+    """Returns whether the layer with this path in a block, such as `attn/query`, has an adapter."""
+    return any(re.fullmatch(f'(.*/)?({end})', layer) for end in self.ends)
+
+  @property
+  def ends(self) -> tuple[str, ...]:
+    """`targets` one by one."""
+    return tuple(self.targets.split(','))
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    if not self.rank:
+      yield from checks.switched_off(self, name, f'with {name}.rank=0')
+      return
+    if wrong := list(checks.patterns(f'{name}.targets', self.ends)):
+      yield from wrong
+      return
+    layers = adapted_layers(config.model)
+    if not layers:
+      yield checks.problem(f'{name}.rank', f'0 for {type(config.model).__name__}, which has no blocks of dense layers',
+                    self.rank)
+      return
+    for target in self.ends:
+      if target not in EVERY.split(',') and not any(re.fullmatch(f'(.*/)?({target})', layer) for layer in layers):
+        yield checks.problem(f'{name}.targets', f'the ends of {", ".join(layers)}, or patterns', target)
+    if not any(self.is_target(layer) for layer in layers):
+      yield checks.problem(f'{name}.targets', f'one of {", ".join(layers)} at least', self.targets)
+    if config.head.probe:
+      yield checks.problem('head.probe', f'false with {name}.rank={self.rank}, as no gradient reaches the backbone of '
+                           'a probe', True)
+    if any(rule.frozen_until == '100 %' and re.fullmatch(rule.paths, 'backbone/blocks/attn/query/lora_a')
+           for rule in config.optimizer.rules):
+      yield (f'optimizer.rules: expected none that freezes the adapters with {name}.rank={self.rank}, got one. Remove '
+             'it: the other parameters of the backbone are frozen without a rule.')
+
+
+def adapted_layers(model: Model) -> tuple[str, ...]:
+  """Returns the paths of the dense layers of a block that adapters can be added to.
+
+  It is () for networks without such blocks.
+  """
+  match model:
+    case ViT():
+      return tuple(f'{part}/{name}'.lstrip('/') for part in model.block.parts
+                   for name in (*ATTENTION, *model.mlp.layers))
+    case Mixer():
+      return tuple(f'{part}/{name}' for part in ('tokens', 'channels') for name in ('up', 'down'))
+    case _:
+      return ()

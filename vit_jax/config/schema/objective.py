@@ -6,39 +6,23 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks
+from vit_jax.config.schema import objective_base as base
+from vit_jax.config.schema import ranges as r
 from vit_jax.config.schema.checks import no_effect, problem
 from vit_jax.config.schema.contrastive import Contrastive
 from vit_jax.config.schema.dino import Collapse, Dino, Dinov2, Dinov2Distill, Dinov3
-from vit_jax.config.schema.feature_distill import FeatureDistill
 from vit_jax.config.schema.model import Head, Model
-from vit_jax.config.schema.objective_base import (
-  ObjectiveSettings,
-  local_crop_problems,
-  num_kept,
-  num_patches,
-  ramp_problems,
-)
+from vit_jax.config.schema.objective_base import FeatureTeacher, ObjectiveSettings, num_kept, num_patches
 from vit_jax.config.schema.optim import Curve, Ramp
 from vit_jax.config.schema.positions import PositionsAt, Relative
-from vit_jax.config.schema.ranges import (
-  ANY,
-  BELOW_1,
-  COUNT,
-  COUNT_OR_0,
-  INSIDE,
-  NOT_NEGATIVE,
-  POSITIVE,
-  SHARE,
-  UP_TO_1,
-  Range,
-  ranged,
-)
+from vit_jax.config.schema.ranges import Range, ranged
 from vit_jax.config.schema.recipe import group_problems
 from vit_jax.config.schema.vit import LastNorm, Map, Mean, PatchStem, ViT
 
 __all__ = (
-    'COLOR_CELLS', 'Byol', 'ClassTarget', 'Distill', 'DistillType', 'IJepa', 'JepaLoss', 'LeJepa', 'Loss', 'Mae',
-    'MaskedPatch', 'Objective', 'ObjectiveSettings', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
+    'COLOR_CELLS', 'Byol', 'ClassTarget', 'Distill', 'DistillType', 'FeatureDistance', 'FeatureDistill', 'IJepa',
+    'JepaLoss', 'LeJepa', 'Loss', 'Mae', 'MaskedPatch', 'Objective', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher',
+    'TokenLabel')
 
 
 class Loss(enum.Enum):
@@ -54,14 +38,13 @@ class Supervised(ObjectiveSettings):
   implementation: ClassVar[str] = 'vit_jax.objectives.supervised:Spec'
   takes_native: ClassVar[bool] = True
   loss: Loss = Loss.SOFTMAX
-  label_smoothing: float = ranged(0., BELOW_1)  # targets become (1 - x) * target + x / classes, for every loss
+  label_smoothing: float = ranged(0., r.BELOW_1)  # targets become (1 - x) * target + x / classes, for every loss
   # Of sigmoid and bce: targets above it become 1, others 0; -1 = off.
   threshold: float = ranged(-1., Range(0, 1, below=True, also=(-1,)))
   # Weight of an example in the mean loss, by its class; () = all 1.
-  class_weights: tuple[float, ...] = ranged((), NOT_NEGATIVE)
+  class_weights: tuple[float, ...] = ranged((), r.NOT_NEGATIVE)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of settings that have no effect with this loss, and of class weights that do not fit."""
     yield from super().problems(config, name)
     weights, num_classes = self.class_weights, config.data.num_classes
     if self.threshold >= 0 and self.loss is Loss.SOFTMAX:
@@ -96,14 +79,13 @@ class Mae(ObjectiveSettings):
   implementation: ClassVar[str] = 'vit_jax.objectives.mae:Spec'
   has_head: ClassVar[bool] = False
   needs_tokens: ClassVar[bool] = True
-  mask_ratio: float = ranged(.75, INSIDE)  # share of the patches of each image that the encoder does not see
+  mask_ratio: float = ranged(.75, r.INSIDE)  # share of the patches of each image that the encoder does not see
   norm_pix_loss: bool = True  # normalizes the pixels of each target patch to mean 0 and standard deviation 1
-  decoder_width: int = ranged(512, COUNT)  # channels of a token in the decoder
+  decoder_width: int = ranged(512, r.COUNT)  # channels of a token in the decoder
   decoder_depth: int = ranged(8, Range(1, 10_000))  # blocks of the decoder
-  decoder_heads: int = ranged(16, COUNT)  # attention heads of the decoder
+  decoder_heads: int = ranged(16, r.COUNT)  # attention heads of the decoder
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of shares that leave nothing to do, widths of the decoder, and encoders that need all patches."""
     yield from super().problems(config, name)
     num = num_patches(config)
     if num and not 0 < num_kept(num, self.mask_ratio) < num:
@@ -134,12 +116,11 @@ class MaskedPatch(ObjectiveSettings):
   needs_tokens: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False
   target: PatchTarget = PatchTarget.COLOR
-  mask_ratio: float = ranged(.5, UP_TO_1)       # share of the patches of each image that are corrupted
-  mask_token_prob: float = ranged(.8, SHARE)    # probability that a corrupted patch becomes the mask token
-  random_patch_prob: float = ranged(.1, SHARE)  # that it becomes another patch of the image; else it is unchanged
+  mask_ratio: float = ranged(.5, r.UP_TO_1)     # share of the patches of each image that are corrupted
+  mask_token_prob: float = ranged(.8, r.SHARE)  # probability that a corrupted patch becomes the mask token
+  random_patch_prob: float = ranged(.1, r.SHARE)  # that it becomes another patch of the image; else it is unchanged
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of shares that corrupt nothing or add up to more than 1, and of patches without cells."""
     yield from super().problems(config, name)
     num, patch = num_patches(config), getattr(config.model, 'patch', COLOR_CELLS)
     if num and num_kept(num, self.mask_ratio) == num:
@@ -158,15 +139,14 @@ class Byol(ObjectiveSettings):
   has_head: ClassVar[bool] = False
   takes_views: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
-  hidden_dim: int = ranged(4096, COUNT)                           # width of the MLPs (Appendix J.2)
-  out_dim: int = ranged(256, COUNT)                               # width of projections and predictions
+  hidden_dim: int = ranged(4096, r.COUNT)                         # width of the MLPs (Appendix J.2)
+  out_dim: int = ranged(256, r.COUNT)                             # width of projections and predictions
   momentum: Ramp = field(default_factory=lambda: Ramp(.996, 1.))  # tau, of the target network
   collapse: Collapse = field(default_factory=Collapse)            # its threshold is that of `spread`, from 0 to 1
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of a momentum out of range, and of crops that are not used."""
     yield from super().problems(config, name)
-    yield from ramp_problems(f'{name}.momentum', self.momentum, SHARE)
+    yield from base.ramp_problems(f'{name}.momentum', self.momentum, r.SHARE)
     if num := config.data.recipe.views.num_local:
       yield problem('data.recipe.views.num_local', '0 for objective Byol, which compares two global crops', num)
 
@@ -179,18 +159,17 @@ class LeJepa(ObjectiveSettings):
   has_head: ClassVar[bool] = False
   takes_views: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
-  hidden_dim: int = ranged(2048, COUNT)    # width of the two hidden layers of the projector
-  out_dim: int = ranged(64, COUNT)         # width of embeddings
-  weight: float = ranged(.05, INSIDE)      # lambda, of SIGReg; the invariance has 1 - lambda
-  directions: int = ranged(1024, COUNT)    # random unit vectors of a step, on which embeddings are projected
-  t_max: float = ranged(5., POSITIVE)      # characteristic functions are compared on [-t_max, t_max]
+  hidden_dim: int = ranged(2048, r.COUNT)  # width of the two hidden layers of the projector
+  out_dim: int = ranged(64, r.COUNT)       # width of embeddings
+  weight: float = ranged(.05, r.INSIDE)    # lambda, of SIGReg; the invariance has 1 - lambda
+  directions: int = ranged(1024, r.COUNT)  # random unit vectors of a step, on which embeddings are projected
+  t_max: float = ranged(5., r.POSITIVE)    # characteristic functions are compared on [-t_max, t_max]
   t_points: int = ranged(9, Range(2, 10_000))  # equidistant points of [0, t_max]; those below 0 add nothing
   collapse: Collapse = field(default_factory=Collapse)  # its threshold is that of `deviation`, which SIGReg draws to 1
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of models that need one size of images."""
     yield from super().problems(config, name)
-    yield from local_crop_problems(config)
+    yield from base.local_crop_problems(config)
 
 
 class JepaLoss(enum.Enum):
@@ -206,16 +185,16 @@ class IJepa(ObjectiveSettings):
   has_head: ClassVar[bool] = False
   needs_tokens: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False
-  predictor_width: int = ranged(384, COUNT)               # channels of a token in the predictor
+  predictor_width: int = ranged(384, r.COUNT)             # channels of a token in the predictor
   predictor_depth: int = ranged(12, Range(1, 10_000))     # blocks of the predictor
-  predictor_heads: int = ranged(16, COUNT)                # attention heads of the predictor
+  predictor_heads: int = ranged(16, r.COUNT)              # attention heads of the predictor
   num_targets: int = ranged(4, Range(1, 1000))            # target blocks of an image, which may overlap
-  target_area: tuple[float, float] = ranged((.15, .2), UP_TO_1)      # range of the area of a target block, of the image
-  target_aspect: tuple[float, float] = ranged((.75, 1.5), POSITIVE)  # range of its height divided by its width
-  context_area: tuple[float, float] = ranged((.85, 1.), UP_TO_1)     # range of the area of the context, a square block
+  target_area: tuple[float, float] = ranged((.15, .2), r.UP_TO_1)  # range of the area of a target block, of the image
+  target_aspect: tuple[float, float] = ranged((.75, 1.5), r.POSITIVE)  # range of its height divided by its width
+  context_area: tuple[float, float] = ranged((.85, 1.), r.UP_TO_1)  # range of the area of the context, a square block
   # The encoder gets at most this share of the patches: if more are in the context and in no target, some at random.
-  context_ratio: float = ranged(.5, UP_TO_1)
-  min_context: int = ranged(10, COUNT)                    # patches of a context; blocks with fewer are drawn again
+  context_ratio: float = ranged(.5, r.UP_TO_1)
+  min_context: int = ranged(10, r.COUNT)                  # patches of a context; blocks with fewer are drawn again
   loss: JepaLoss = JepaLoss.L2
   momentum: Ramp = field(default_factory=lambda: Ramp(.996, 1., curve=Curve.LINEAR))  # of the target encoder
   collapse: Collapse = field(default_factory=Collapse)    # its threshold is that of `deviation`, at most 1
@@ -225,9 +204,8 @@ class IJepa(ObjectiveSettings):
     return int(num_patches * self.context_ratio + 1e-6)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of blocks, of widths of the predictor, and of encoders that need all patches."""
     yield from super().problems(config, name)
-    yield from ramp_problems(f'{name}.momentum', self.momentum, SHARE)
+    yield from base.ramp_problems(f'{name}.momentum', self.momentum, r.SHARE)
     for setting in ('target_area', 'target_aspect', 'context_area'):
       yield from checks.ascending(f'{name}.{setting}', getattr(self, setting))
     num = num_patches(config)
@@ -252,20 +230,19 @@ class TokenLabel(ObjectiveSettings):
   implementation: ClassVar[str] = 'vit_jax.objectives.token_label:Spec'
   needs_tokens: ClassVar[bool] = True
   maps: str = ''                                       # directory of label maps, written by vit-jax prepare --weights=
-  dense_weight: float = ranged(1., POSITIVE)           # beta, of the mean loss over tokens; that of the class is 1
+  dense_weight: float = ranged(1., r.POSITIVE)         # beta, of the mean loss over tokens; that of the class is 1
   mix_token: bool = False                              # MixToken: a box of tokens comes from another image
-  mix_group: int = ranged(0, COUNT_OR_0)               # consecutive images of a microbatch with one box; 0 = all
-  label_smoothing: float = ranged(0., BELOW_1)         # of the targets of class and tokens
+  mix_group: int = ranged(0, r.COUNT_OR_0)             # consecutive images of a microbatch with one box; 0 = all
+  label_smoothing: float = ranged(0., r.BELOW_1)       # of the targets of class and tokens
   class_target: ClassTarget = ClassTarget.MAP
-  top: int = ranged(5, COUNT)                          # classes a position in the maps
-  map_grid: tuple[int, int] = ranged((18, 18), COUNT)  # positions of the maps
+  top: int = ranged(5, r.COUNT)                        # classes a position in the maps
+  map_grid: tuple[int, int] = ranged((18, 18), r.COUNT)  # positions of the maps
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of augmentation that label maps cannot follow, and of microbatches without pairs."""
     yield from super().problems(config, name)
-    r, rows = config.data.recipe, config.batch_size // config.train.microbatches
+    rows = config.batch_size // config.train.microbatches
     for setting in ('mixup', 'cutmix', 'rotate_degrees', 'scale', 'shear'):
-      if (value := getattr(r, setting)) > 0:
+      if (value := getattr(config.data.recipe, setting)) > 0:
         yield problem(f'data.recipe.{setting}', '0 for objective TokenLabel, as label maps follow only crops, flips '
                       'and shifts', value, f'To mix images, set {name}.mix_token.')
     if self.mix_token:
@@ -294,8 +271,8 @@ class Teacher(checks.Settings):
   weights: str = ''                                             # a weight file; required when training starts
   model: Model = field(default_factory=ViT)  # network of the teacher
   head: Head = field(default_factory=Head)
-  mean: tuple[float, float, float] = ranged((.5, .5, .5), ANY)  # of RGB in [0, 1]
-  std: tuple[float, float, float] = ranged((.5, .5, .5), POSITIVE)  # of RGB in [0, 1]
+  mean: tuple[float, float, float] = ranged((.5, .5, .5), r.ANY)  # of RGB in [0, 1]
+  std: tuple[float, float, float] = ranged((.5, .5, .5), r.POSITIVE)  # of RGB in [0, 1]
 
 
 @dataclasses.dataclass
@@ -304,19 +281,43 @@ class Distill(ObjectiveSettings):
   implementation: ClassVar[str] = 'vit_jax.objectives.distill:Spec'
   teacher: Teacher = field(default_factory=Teacher)
   distill_type: DistillType = DistillType.HARD
-  weight: float = ranged(.5, SHARE)             # of the teacher's part of the loss; 1 - weight is that of the labels
-  temperature: float = ranged(1., POSITIVE)     # of soft teaching
+  weight: float = ranged(.5, r.SHARE)           # of the teacher's part of the loss; 1 - weight is that of the labels
+  temperature: float = ranged(1., r.POSITIVE)   # of soft teaching
   soft_mean: SoftMean = SoftMean.PAPER          # of soft teaching
-  label_smoothing: float = ranged(0., BELOW_1)  # of the labels' part
+  label_smoothing: float = ranged(0., r.BELOW_1)  # of the labels' part
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of settings that have no effect with this kind of teaching or this weight."""
     yield from super().problems(config, name)
     if self.distill_type is DistillType.HARD:
       yield from no_effect(self, name, ('temperature', 'soft_mean'), f'with {name}.distill_type=hard',
                            f'Remove it, or set {name}.distill_type=soft.')
     if self.weight == 1:
       yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
+
+
+class FeatureDistance(enum.Enum):
+  """The distance of a predicted feature vector from that of the teacher."""
+  COSINE = 'cosine'  # 1 - the cosine of their angle
+  MSE = 'mse'        # the mean over channels of the squared difference
+
+
+@dataclasses.dataclass
+class FeatureDistill(ObjectiveSettings):
+  """Features of a frozen teacher as targets, pooled ones and those of patches, through a linear map."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.feature_distill:Spec'
+  has_head: ClassVar[bool] = False
+  teacher: FeatureTeacher = field(default_factory=FeatureTeacher)
+  distance: FeatureDistance = FeatureDistance.COSINE
+  pooled_weight: float = ranged(1., r.NOT_NEGATIVE)  # of the pooled features
+  patch_weight: float = ranged(1., r.NOT_NEGATIVE) # of the mean over patch tokens
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    if not self.pooled_weight and not self.patch_weight:
+      yield problem(f'{name}.pooled_weight', f'more than 0 with {name}.patch_weight=0', 0)
+    yield from base.teacher_problems(config, f'{name}.teacher', self.teacher,
+                                patches=f'with {name}.patch_weight={self.patch_weight}' if self.patch_weight else '')
+    yield from base.size_problems(config, f'{name}.teacher', self.teacher)
 
 
 Objective = (Supervised | Mae | MaskedPatch | Dino | Dinov2 | Dinov2Distill | Dinov3 | Byol | LeJepa | IJepa

@@ -1,15 +1,21 @@
-"""What the settings of all objectives share: checks of the rest of the config that depend on the kind of objective."""
+"""What the settings of objectives share: checks of the rest of the config that depend on them, and a frozen teacher."""
+import dataclasses
 from collections.abc import Iterator
+from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks
+from vit_jax.config.schema import ranges as r
 from vit_jax.config.schema.checks import problem
+from vit_jax.config.schema.data import RGB
 from vit_jax.config.schema.evals import TopK
-from vit_jax.config.schema.model import Head, Mixer
+from vit_jax.config.schema.model import Head, Mixer, Model
 from vit_jax.config.schema.optim import Ramp
 from vit_jax.config.schema.positions import Relative
-from vit_jax.config.schema.ranges import Range
+from vit_jax.config.schema.ranges import Range, ranged
 from vit_jax.config.schema.vit import ViT
+
+__all__ = ('FeatureTeacher', 'ObjectiveSettings')
 
 
 class ObjectiveSettings(checks.Settings):
@@ -42,14 +48,12 @@ class ObjectiveSettings(checks.Settings):
       yield problem('data.recipe.views.on', f'true for objective {kind}, which compares crops of an image', False)
     if not self.has_statistics and config.model.has_batch_norm:
       yield f'model: expected one without BatchNorm for objective {kind}, got {model}.'
-    if not self.has_head:
-      yield from self._without_head(config, f'for objective {kind}, which has no head and uses no labels')
-
-  @staticmethod
-  def _without_head(config: checks.Run, where: str) -> Iterator[str]:
-    for name, evaluation in config.evals.items():
+    if self.has_head:
+      return
+    where = f'for objective {kind}, which has no head and uses no labels'
+    for key, evaluation in config.evals.items():
       if isinstance(evaluation, TopK):
-        yield f'evals.{name}: expected an evaluation of features {where}, got {type(evaluation).__name__}.'
+        yield f'evals.{key}: expected an evaluation of features {where}, got {type(evaluation).__name__}.'
     if config.head != Head():
       yield f'head: expected the default {where}, got other settings. Remove them.'
     for setting in ('mixup', 'cutmix'):
@@ -87,3 +91,41 @@ def local_crop_problems(config: checks.Run) -> Iterator[str]:
       'model.positions=relative' if isinstance(getattr(model, 'positions', None), Relative) else '')
   if views.on and views.num_local and fixed:
     yield problem('data.recipe.views.num_local', f'0 with {fixed}, which takes images of one size', views.num_local)
+
+
+@dataclasses.dataclass
+class FeatureTeacher(checks.Settings):
+  """A trained network, which never changes. All but `weights`, `view` and `px` is set from the weights."""
+  weights: str = ''           # a run directory or weight file; required
+  view: str = ''              # of a run given there: student, ema or teacher; '' = ema where there is one
+  px: int = ranged(0, r.PX_OR_0)  # the student's images are resized to this side; 0 = it sees them at their size
+  model: Model = field(default_factory=ViT)  # network of the teacher
+  mean: tuple[float, ...] = ranged((.5, .5, .5), r.ANY)    # of RGB in [0, 1]
+  std: tuple[float, ...] = ranged((.5, .5, .5), r.POSITIVE)  # of RGB in [0, 1]
+
+  def image_px(self, student_px: tuple[int, int]) -> tuple[int, int]:
+    """Returns height and width of the images that the teacher sees."""
+    return (self.px, self.px) if self.px else (student_px[0], student_px[1])
+
+
+def teacher_problems(config: checks.Run, name: str, teacher: FeatureTeacher, *, patches: str) -> Iterator[str]:
+  """Yields problems of the images that a teacher sees, and of networks whose patches are compared.
+
+  `patches` says where they are, such as `with objective.patch_weight=1.0`; '' = nowhere.
+  """
+  for setting in ('mean', 'std'):
+    if len(value := getattr(teacher, setting)) != RGB:
+      yield problem(f'{name}.{setting}', f'{RGB} numbers', value)
+  if config.data.channels != RGB:
+    yield problem('data.channels', f'{RGB} for objective {type(config.objective).__name__}', config.data.channels)
+  for setting, model in (('model', config.model), (f'{name}.model', teacher.model)) if patches else ():
+    if not isinstance(model, ViT):
+      yield f'{setting}: expected a ViT {patches}, got {type(model).__name__}.'
+
+
+def size_problems(config: checks.Run, name: str, teacher: FeatureTeacher) -> Iterator[str]:
+  """Yields problems of a size of images that the patches of the teacher do not divide."""
+  patch = getattr(teacher.model, 'patch', 1)
+  is_known = teacher.model != ViT()  # before the weights are read it has the default
+  for side in teacher.image_px(config.image_px) if is_known else ():
+    yield from checks.multiple(f'{name}.px', side, patch, f'{name}.model.patch={patch}')

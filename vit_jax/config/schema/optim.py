@@ -6,21 +6,13 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config import durations
+from vit_jax.config.schema import ranges as r
 from vit_jax.config.schema.checks import Run, Settings, no_effect, patterns, problem
 from vit_jax.config.schema.layers import DType
-from vit_jax.config.schema.ranges import (
-    BELOW_1,
-    COUNT_OR_0,
-    INSIDE,
-    NOT_NEGATIVE,
-    POSITIVE,
-    UP_TO_1,
-    duration,
-    ranged,
-)
+from vit_jax.config.schema.ranges import duration, ranged
 
-__all__ = ('Adafactor', 'Adam', 'AdamW', 'AnyOptimizer', 'Curve', 'Decay', 'DecayBy', 'Lamb', 'Lars', 'LayerGroups',
-           'Lion', 'Muon', 'MuonScale', 'NewtonSchulz', 'Optimizer', 'PathRule', 'RMSProp', 'Ramp', 'Schedule',
+__all__ = ('Adafactor', 'Adam', 'AdamW', 'AnyOptimizer', 'Curve', 'Decay', 'DecayBy', 'Lamb', 'Lars', 'Lion',
+           'Muon', 'MuonScale', 'NewtonSchulz', 'Optimizer', 'PathRule', 'RMSProp', 'Ramp', 'Schedule',
            'ScheduleFree', 'Sgd', 'Warmup')
 
 
@@ -52,18 +44,18 @@ class Schedule(Settings):
   decay: Decay = Decay.CONSTANT
   warmup: str = duration('0 steps')  # linear rise of the learning rate
   warmup_form: Warmup = Warmup.MOVING
-  warmup_lr: float = ranged(0., NOT_NEGATIVE)  # from which it rises (timm: 1e-6)
+  warmup_lr: float = ranged(0., r.NOT_NEGATIVE)  # from which it rises (timm: 1e-6)
   # The decay is counted from the start of the run, and the warm-up takes its place at first (timm, DeiT).
   decay_from_start: bool = False  # of cosine and linear
   # The learning rate changes only so often: '1 epoch' (timm); '' = at every update.
   stairs: str = duration('', off=True, zero=False)
   lag: str = duration('', off=True)  # it is that of so long ago: '1 epoch' in DeiT's program; '' = of now
-  end_lr: float = ranged(0., NOT_NEGATIVE)               # of cosine, linear, and of a cooldown
+  end_lr: float = ranged(0., r.NOT_NEGATIVE)             # of cosine, linear, and of a cooldown
   cooldown: str = duration('', off=True)  # last part of the run, after rsqrt, steps or constant; '' = none
   hold: str = duration('', off=True)      # last part of the run, at `end_lr` after cosine or linear; '' = none
   timescale: str = duration('10_000 steps', zero=False)  # of rsqrt
   milestones: tuple[str, ...] = duration(())                  # of steps: moments, from the start of the run
-  gamma: float = ranged(.1, UP_TO_1)                      # of steps and exponential: factor at each
+  gamma: float = ranged(.1, r.UP_TO_1)                    # of steps and exponential: factor at each
   every: str = duration('2.4 epochs', zero=False)        # of exponential
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -96,8 +88,8 @@ class Curve(enum.Enum):
 @dataclasses.dataclass
 class Ramp(Settings):
   """A factor over the run: `start` up to the moment `begin`, `end` after the moment `until`, a curve between."""
-  start: float = ranged(1., NOT_NEGATIVE)  # factor before `begin`
-  end: float = ranged(1., NOT_NEGATIVE)  # factor after `until`
+  start: float = ranged(1., r.NOT_NEGATIVE)  # factor before `begin`
+  end: float = ranged(1., r.NOT_NEGATIVE)  # factor after `until`
   begin: str = duration('0 steps')  # start of the curve
   until: str = duration('100 %')  # end of the curve
   curve: Curve = Curve.COSINE
@@ -109,8 +101,8 @@ class Ramp(Settings):
 class PathRule(Settings):
   """What is different for the parameters whose whole path name matches. The first rule that matches decides."""
   paths: str  # pattern of whole path names
-  lr: float | Ramp = ranged(1., NOT_NEGATIVE)            # times the learning rate
-  weight_decay: float | Ramp = ranged(1., NOT_NEGATIVE)  # times the weight decay
+  lr: float | Ramp = ranged(1., r.NOT_NEGATIVE)          # times the learning rate
+  weight_decay: float | Ramp = ranged(1., r.NOT_NEGATIVE)  # times the weight decay
   # From the start to here no update, no decay, and moments stay; '100 %' = for good.
   frozen_until: str = duration('', off=True)
 
@@ -118,12 +110,6 @@ class PathRule(Settings):
     yield from patterns(f'{name}.paths', (self.paths,))
     if config.optimizer.weight_decay == 0:
       yield from no_effect(self, name, ('weight_decay',), 'with optimizer.weight_decay=0')
-
-
-class LayerGroups(enum.Enum):
-  """Which layer a parameter counts to for `layer_decay`."""
-  MAE = 'mae'    # stem, class token, positions: 0; block i from 0: i + 1; the rest: depth + 1
-  TIMM = 'timm'  # likewise, but the last norm counts to the last block
 
 
 class DecayBy(enum.Enum):
@@ -138,22 +124,23 @@ class Optimizer(Settings):
   """What every optimizer has. Not one itself."""
   after_rate: ClassVar[str] = ''  # code of what comes after the learning rate (`optim/optimizers.py`)
   average: ClassVar[str] = ''  # code of the law of the average that is evaluated, instead of train.ema
-  lr: float = ranged(1e-3, NOT_NEGATIVE)  # at the peak of the schedule
-  base_batch_size: int = ranged(0,
-                                COUNT_OR_0)  # examples a step that `lr` is for; it is scaled to the batch; 0 = as it is
-  weight_decay: float = ranged(0., NOT_NEGATIVE)  # strength of the decay of the parameters
+  lr: float = ranged(1e-3, r.NOT_NEGATIVE)  # at the peak of the schedule
+  # Examples a step that `lr` is for; it is scaled to the batch; 0 = as it is.
+  base_batch_size: int = ranged(0, r.COUNT_OR_0)
+  weight_decay: float = ranged(0., r.NOT_NEGATIVE)  # strength of the decay of the parameters
   weight_decay_ramp: Ramp = field(default_factory=Ramp)  # factor of it over the run
   weight_decay_mask: tuple[str, ...] = ('.*/kernel',)  # patterns of whole path names
   schedule: Schedule = field(default_factory=Schedule)
-  clip_norm: float = ranged(0., NOT_NEGATIVE)  # of the whole gradient; 0 = off
+  clip_norm: float = ranged(0., r.NOT_NEGATIVE)  # of the whole gradient; 0 = off
   # Patterns of parts of the parameters whose gradients are clipped apart, each with a norm of its own; the rest is one
   # more part. A parameter belongs to the first pattern that matches its whole path name. () = the whole is one.
   clip_parts: tuple[str, ...] = ()
-  clip_tensor: float = ranged(0., NOT_NEGATIVE)  # norm of each tensor's gradient, layer by layer (qkv is one); 0 = off
+  clip_tensor: float = ranged(0., r.NOT_NEGATIVE)  # norm of each tensor's gradient by layer (qkv is one); 0 = off
   # Gradient over parameter norm, each output unit; not the head; 0 = off.
-  clip_adaptive: float = ranged(0., NOT_NEGATIVE)
-  layer_decay: float = ranged(1., UP_TO_1)  # factor of the learning rate from a layer to the one below; 1 = off
-  layer_groups: LayerGroups = LayerGroups.MAE
+  clip_adaptive: float = ranged(0., r.NOT_NEGATIVE)
+  # Factor of the learning rate from a layer to the one below; 1 = off. What comes before the blocks is layer 0, block i
+  # from 0 is i + 1, and the rest depth + 1 (MAE).
+  layer_decay: float = ranged(1., r.UP_TO_1)
   rules: tuple[PathRule, ...] = ()  # exceptions for some parameters, the first that matches
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -164,9 +151,7 @@ class Optimizer(Settings):
     if self.schedule.end_lr > peak:
       yield problem(f'{name}.schedule.end_lr', f'at most {peak:g}, the peak that {name}.lr={self.lr} gives',
                     self.schedule.end_lr)
-    if self.layer_decay == 1:
-      yield from no_effect(self, name, ('layer_groups',), f'with {name}.layer_decay=1')
-    elif not hasattr(config.model, 'depth'):
+    if self.layer_decay != 1 and not hasattr(config.model, 'depth'):
       yield problem(f'{name}.layer_decay', f'1 for {type(config.model).__name__}, which has no blocks to count',
                     self.layer_decay)
     if not self.clip_norm:
@@ -177,9 +162,6 @@ class Optimizer(Settings):
       yield from no_effect(self, name, ('weight_decay_ramp',), f'with {name}.weight_decay=0')
     elif not self.weight_decay_mask:
       yield problem(f'{name}.weight_decay_mask', f'a pattern with {name}.weight_decay={self.weight_decay}', ())
-    yield from self._decay_problems(name)
-
-  def _decay_problems(self, name: str) -> Iterator[str]:
     by = getattr(self, 'decay_by', None)
     if by is DecayBy.GRADIENT and not isinstance(self, Sgd):
       yield problem(f'{name}.decay_by', f'lr or schedule for {type(self).__name__}, whose weight decay is decoupled',
@@ -192,9 +174,9 @@ class Optimizer(Settings):
 class AdamW(Optimizer):
   """Adam with decoupled weight decay: each step takes off `lr * weight_decay * parameter`."""
   implementation: ClassVar[str] = 'vit_jax.optim.adam:adamw'
-  b1: float = ranged(.9, BELOW_1)  # decay of the first moment
-  b2: float = ranged(.999, BELOW_1)  # decay of the second moment
-  eps: float = ranged(1e-8, POSITIVE)  # added to the root of the second moment
+  b1: float = ranged(.9, r.BELOW_1)  # decay of the first moment
+  b2: float = ranged(.999, r.BELOW_1)  # decay of the second moment
+  eps: float = ranged(1e-8, r.POSITIVE)  # added to the root of the second moment
   mu_dtype: DType = DType.F32  # first moment as it is kept; computed in f32
   decay_by: DecayBy = DecayBy.LR
 
@@ -203,9 +185,9 @@ class AdamW(Optimizer):
 class Adam(Optimizer):
   """Adam with coupled decay: `weight_decay * parameter` is added to the gradient, before the moments."""
   implementation: ClassVar[str] = 'vit_jax.optim.adam:adam'
-  b1: float = ranged(.9, BELOW_1)  # decay of the first moment
-  b2: float = ranged(.999, BELOW_1)  # decay of the second moment
-  eps: float = ranged(1e-8, POSITIVE)  # added to the root of the second moment
+  b1: float = ranged(.9, r.BELOW_1)  # decay of the first moment
+  b2: float = ranged(.999, r.BELOW_1)  # decay of the second moment
+  eps: float = ranged(1e-8, r.POSITIVE)  # added to the root of the second moment
   mu_dtype: DType = DType.F32
 
 
@@ -213,10 +195,11 @@ class Adam(Optimizer):
 class Adafactor(Optimizer):
   """Adafactor as Scaling ViT has it (section 3.4): a first moment, no relative step, capped second decay."""
   implementation: ClassVar[str] = 'vit_jax.optim.adafactor:adafactor'
-  b1: float = ranged(.9, BELOW_1)  # decay of the first moment
+  b1: float = ranged(.9, r.BELOW_1)  # decay of the first moment
   mu_dtype: DType = DType.BF16
-  b2_cap: float = ranged(.999, INSIDE)  # largest decay of the second moment, which is 1 - t ** -0.8 at update t from 1
-  eps: float = ranged(1e-30, POSITIVE)    # added to the squared gradient
+  # Largest decay of the second moment, which is 1 - t ** -0.8 at update t from 1.
+  b2_cap: float = ranged(.999, r.INSIDE)
+  eps: float = ranged(1e-30, r.POSITIVE)  # added to the squared gradient
   decay_by: DecayBy = DecayBy.LR
 
 
@@ -224,9 +207,9 @@ class Adafactor(Optimizer):
 class Lamb(Optimizer):
   """LAMB: Adam's update with decay, scaled to the norm of the parameter (arXiv 1904.00962)."""
   implementation: ClassVar[str] = 'vit_jax.optim.trust:lamb'
-  b1: float = ranged(.9, BELOW_1)  # decay of the first moment
-  b2: float = ranged(.999, BELOW_1)  # decay of the second moment
-  eps: float = ranged(1e-6, POSITIVE)  # added to the root of the second moment
+  b1: float = ranged(.9, r.BELOW_1)  # decay of the first moment
+  b2: float = ranged(.999, r.BELOW_1)  # decay of the second moment
+  eps: float = ranged(1e-6, r.POSITIVE)  # added to the root of the second moment
   mu_dtype: DType = DType.F32
   trust_ratio_mask: tuple[str, ...] = ('.*',)  # patterns of what is scaled; the rest moves as by AdamW
 
@@ -235,9 +218,9 @@ class Lamb(Optimizer):
 class Lars(Optimizer):
   """LARS: the gradient with decay, scaled to the norm of the parameter, then momentum (arXiv 1708.03888)."""
   implementation: ClassVar[str] = 'vit_jax.optim.trust:lars'
-  lr: float = ranged(.1, NOT_NEGATIVE)  # at the peak of the schedule
-  momentum: float = ranged(.9, BELOW_1)  # decay of the sum of updates
-  trust_coefficient: float = ranged(.001, POSITIVE)  # factor of parameter norm over gradient norm
+  lr: float = ranged(.1, r.NOT_NEGATIVE)  # at the peak of the schedule
+  momentum: float = ranged(.9, r.BELOW_1)  # decay of the sum of updates
+  trust_coefficient: float = ranged(.001, r.POSITIVE)  # factor of parameter norm over gradient norm
   mu_dtype: DType = DType.F32
   trust_ratio_mask: tuple[str, ...] = ('.*/kernel',)  # patterns of what is scaled; the rest moves as by SGD
 
@@ -246,9 +229,9 @@ class Lars(Optimizer):
 class Lion(Optimizer):
   """Lion: the sign of a moment, with decoupled decay (arXiv 2302.06675, Algorithm 2)."""
   implementation: ClassVar[str] = 'vit_jax.optim.momentum:lion'
-  lr: float = ranged(1e-4, NOT_NEGATIVE)  # at the peak of the schedule
-  b1: float = ranged(.9, BELOW_1)  # weight of the momentum in the update
-  b2: float = ranged(.99, BELOW_1)  # decay of the momentum
+  lr: float = ranged(1e-4, r.NOT_NEGATIVE)  # at the peak of the schedule
+  b1: float = ranged(.9, r.BELOW_1)  # weight of the momentum in the update
+  b2: float = ranged(.99, r.BELOW_1)  # decay of the momentum
   mu_dtype: DType = DType.F32
   decay_by: DecayBy = DecayBy.LR
 
@@ -270,13 +253,13 @@ class Muon(Optimizer):
   """Muon: momentum made orthogonal for matrices of blocks, AdamW for other parameters (Jordan et al. 2024)."""
   implementation: ClassVar[str] = 'vit_jax.optim.muon:muon'
   matrices: tuple[str, ...] = ('(.*/)?blocks/.*kernel',)  # patterns of what is made orthogonal
-  momentum: float = ranged(.95, BELOW_1)  # decay of the mean of gradients
+  momentum: float = ranged(.95, r.BELOW_1)  # decay of the mean of gradients
   polynomials: NewtonSchulz = NewtonSchulz.KELLER
   dtype: DType = DType.BF16  # of the iterations
   scale: MuonScale = MuonScale.RMS
-  b1: float = ranged(.9, BELOW_1)  # decay of AdamW's first moment
-  b2: float = ranged(.95, BELOW_1)  # decay of its second moment
-  eps: float = ranged(1e-8, POSITIVE)  # added to the root of the second moment
+  b1: float = ranged(.9, r.BELOW_1)  # decay of AdamW's first moment
+  b2: float = ranged(.95, r.BELOW_1)  # decay of its second moment
+  eps: float = ranged(1e-8, r.POSITIVE)  # added to the root of the second moment
   mu_dtype: DType = DType.F32  # momentum and first moment as they are kept
   decay_by: DecayBy = DecayBy.LR
 
@@ -289,11 +272,11 @@ class Muon(Optimizer):
 class RMSProp(Optimizer):
   """RMSProp with momentum as TensorFlow 1 has it; weight decay is added to the gradient, as an L2 penalty is."""
   implementation: ClassVar[str] = 'vit_jax.optim.rmsprop:rmsprop'
-  lr: float = ranged(.016, NOT_NEGATIVE)  # at the peak of the schedule
-  b2: float = ranged(.9, BELOW_1)              # decay of the mean of squares, which begins at `initial_scale`
-  initial_scale: float = ranged(1., NOT_NEGATIVE)  # mean of squares at the start
-  eps: float = ranged(1e-3, POSITIVE)          # added to the mean of squares, below the root
-  momentum: float = ranged(.9, BELOW_1)        # of updates that are already multiplied by the learning rate
+  lr: float = ranged(.016, r.NOT_NEGATIVE)  # at the peak of the schedule
+  b2: float = ranged(.9, r.BELOW_1)            # decay of the mean of squares, which begins at `initial_scale`
+  initial_scale: float = ranged(1., r.NOT_NEGATIVE)  # mean of squares at the start
+  eps: float = ranged(1e-3, r.POSITIVE)        # added to the mean of squares, below the root
+  momentum: float = ranged(.9, r.BELOW_1)      # of updates that are already multiplied by the learning rate
   mu_dtype: DType = DType.F32                    # momentum as it is kept
 
 
@@ -303,10 +286,10 @@ class ScheduleFree(Optimizer):
   implementation: ClassVar[str] = 'vit_jax.optim.schedule_free:adamw'
   after_rate: ClassVar[str] = 'vit_jax.optim.schedule_free:interpolate'
   average: ClassVar[str] = 'vit_jax.optim.schedule_free:Average'
-  lr: float = ranged(2.5e-3, NOT_NEGATIVE)  # after the warm-up
-  b1: float = ranged(.9, BELOW_1)  # weight of the average in the point where gradients are computed
-  b2: float = ranged(.999, BELOW_1)  # decay of the second moment
-  eps: float = ranged(1e-8, POSITIVE)  # added to the root of the second moment
+  lr: float = ranged(2.5e-3, r.NOT_NEGATIVE)  # after the warm-up
+  b1: float = ranged(.9, r.BELOW_1)  # weight of the average in the point where gradients are computed
+  b2: float = ranged(.999, r.BELOW_1)  # decay of the second moment
+  eps: float = ranged(1e-8, r.POSITIVE)  # added to the root of the second moment
   decay_by: DecayBy = DecayBy.LR
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -322,8 +305,8 @@ class ScheduleFree(Optimizer):
 class Sgd(Optimizer):
   """SGD with momentum. Its weight decay is coupled, as in PyTorch, or decoupled: SGDW, and big_vision's `momentum`."""
   implementation: ClassVar[str] = 'vit_jax.optim.momentum:sgd'
-  lr: float = ranged(.01, NOT_NEGATIVE)  # at the peak of the schedule
-  momentum: float = ranged(.9, BELOW_1)  # decay of the sum of gradients
+  lr: float = ranged(.01, r.NOT_NEGATIVE)  # at the peak of the schedule
+  momentum: float = ranged(.9, r.BELOW_1)  # decay of the sum of gradients
   mu_dtype: DType = DType.F32
   decay_by: DecayBy = DecayBy.GRADIENT
 

@@ -1,17 +1,15 @@
 """What the numbers of a config may be, declared where a setting is declared, and the checks that follow from it.
 
 `ranged(default, RANGE)` declares a number or a tuple of numbers, `duration(default, …)` a length of time as text.
-`problems` checks the fields of one settings dataclass, `all_problems` a whole config. Every number is finite, and
-what several settings must satisfy together is checked elsewhere (`config/*_options.py`).
+`problems` checks the fields of one settings dataclass, and `config/check.py` a whole config, also what several settings
+must satisfy together. Every number is finite.
 """
 import dataclasses
 import enum
-import functools
 import math
-import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.config import durations
@@ -115,10 +113,15 @@ def problems(part: Any, prefix: str = '') -> Iterator[Problem]:
   """Yields problems of the fields that a settings dataclass has itself: values of another type, or out of range."""
   for field in dataclasses.fields(part):
     value, name = getattr(part, field.name), f'{prefix}{field.name}'
-    if expected := _type_problem(value, field.type):
+    expected = _type_problem(value, field.type)
+    for one in value if isinstance(value, tuple) else (value,):
+      allowed = None if expected or dataclasses.is_dataclass(one) else field.metadata.get('allowed')
+      if isinstance(allowed, Span):  # a dataclass, such as a ramp in place of a number, checks itself
+        expected = allowed.problem(one)
+      elif allowed and not allowed.has(one):
+        expected = 'numbers, each ' * isinstance(value, tuple) + _closer(one, allowed)
+    if expected:
       yield Problem(name, expected, value)
-    elif allowed := field.metadata.get('allowed'):
-      yield from _value_problems(name, value, allowed)
 
 
 def walk(part: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
@@ -127,89 +130,18 @@ def walk(part: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
   A prefix is such as `optimizer.schedule.`
   """
   yield prefix, part
-  for name in _names(part.__class__):
+  for name in checks.names(part.__class__):
     value = getattr(part, name)
     if isinstance(value, str | int | float):
       continue
-    if _is_part(value):
-      yield from walk(value, f'{prefix}{name}.')
-    elif isinstance(value, tuple):
-      for i, one in enumerate(value):
-        if _is_part(one):
-          yield from walk(one, f'{prefix}{name}[{i}].')
+    inside = {'': value}
+    if isinstance(value, tuple):
+      inside = {f'[{i}]': one for i, one in enumerate(value)}
     elif isinstance(value, Mapping):
-      for key, one in value.items():
-        if _is_part(one):
-          yield from walk(one, f'{prefix}{name}.{key}.')
-
-
-@functools.cache
-def _names(kind: type) -> tuple[str, ...]:
-  return tuple(field.name for field in dataclasses.fields(kind))
-
-
-def _is_part(value: Any) -> bool:
-  return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def is_inside(prefix: str, part: str) -> bool:
-  """Returns whether a prefix of `walk`, such as `model.stem.`, is that of a part such as `model`, or of one in it."""
-  return not part or re.match(rf'{re.escape(part)}[.\[]', prefix) is not None
-
-
-def all_problems(part: Any, together: Callable[[Any], Iterable[str]], *, of: str = '') -> list[str]:
-  """Returns problems of a settings dataclass and its parts: first of single settings, then of combinations.
-
-  Args:
-    part: the settings.
-    together: yields the problems of combinations. It gets the settings with every value that is out of range replaced
-      by its default, and what it says about these is left out.
-    of: dotted path of a part: problems of single settings elsewhere are left out.
-  """
-  wrong = [problem for where, one in walk(part) if is_inside(where, of) for problem in problems(one, where)]
-  if not wrong:
-    return list(dict.fromkeys(map(_shortened, together(part))))
-  names = {re.escape(re.split(r'[.\[]', problem.name)[-1]) for problem in wrong}
-  named = re.compile(rf'\b({"|".join(names)})\b')
-  others = [_shortened(text) for text in together(repaired(part)) if not named.search(text)]
-  return [*map(str, wrong), *dict.fromkeys(others)]
-
-
-def _shortened(text: str) -> str:
-  """Returns a problem without the middle of a very long value."""
-  return text if len(text) <= 1000 else f'{text[:400]} … {text[-400:]}'
-
-
-def repaired(part: Any) -> Any:
-  """Returns a copy in which settings with problems have their defaults, also in all parts."""
-  wrong = {problem.name for problem in problems(part)}
-  return type(part)(**{
-      field.name: checks.default_of(field) if field.name in wrong else _repaired(getattr(part, field.name))
-      for field in dataclasses.fields(part)})
-
-
-def _repaired(value: Any) -> Any:
-  if isinstance(value, Mapping):
-    return {key: _repaired(one) for key, one in value.items()}
-  if isinstance(value, tuple):
-    return tuple(map(_repaired, value))
-  return repaired(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-
-
-def _value_problems(name: str, value: Any, allowed: Range | Span) -> Iterator[Problem]:
-  """Yields problems of a value of the right type, which may be a tuple.
-
-  A dataclass, such as a ramp in place of a number, checks itself.
-  """
-  for one in value if isinstance(value, tuple) else (value,):
-    if isinstance(allowed, Span):
-      if expected := allowed.problem(one):
-        yield Problem(name, expected, value)
-        return
-    elif not dataclasses.is_dataclass(one) and not allowed.has(one):
-      each = 'numbers, each ' if isinstance(value, tuple) else ''
-      yield Problem(name, f'{each}{_closer(one, allowed)}', value)
-      return
+      inside = {f'.{key}': one for key, one in value.items()}
+    for where, one in inside.items():
+      if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        yield from walk(one, f'{prefix}{name}{where}.')
 
 
 def _closer(value: float, allowed: Range) -> str:
@@ -246,11 +178,6 @@ def _type_problem(value: Any, declared: Any) -> str | None:
         'a dict with names as keys')
   if origin is Callable:
     return None if callable(value) else 'a function'
-  return _plain_problem(value, declared)
-
-
-def _plain_problem(value: Any, declared: type) -> str | None:
-  """Returns what was expected of a declared class: a number, text, a choice or a part."""
   allowed = (int, float) if declared is float else declared
   if isinstance(value, bool) and declared is not bool or not isinstance(value, allowed):
     return type_text(declared)

@@ -4,21 +4,9 @@ import enum
 from collections.abc import Iterator
 from dataclasses import field
 
+from vit_jax.config.schema import ranges as r
 from vit_jax.config.schema.checks import Run, Settings, ascending, multiple, no_effect, problem, switched_off
-from vit_jax.config.schema.ranges import (
-    ANY,
-    BELOW_1,
-    COUNT,
-    COUNT_OR_0,
-    NOT_NEGATIVE,
-    POSITIVE,
-    PX,
-    PX_OR_0,
-    SHARE,
-    UP_TO_1,
-    Range,
-    ranged,
-)
+from vit_jax.config.schema.ranges import Range, ranged
 from vit_jax.config.schema.vit import ViT
 
 __all__ = (
@@ -84,9 +72,9 @@ class RandAugment(Settings):
   """RandAugment (arXiv 1909.13719). timm's rand-m9-mstd0.5-inc1: layers=2 magnitude=9 magnitude_std=.5
   probability=.5 table=timm."""
   layers: int = ranged(0, Range(0, 100))           # operations an image, one after the other; 0 = off
-  magnitude: float = ranged(10., NOT_NEGATIVE)     # in tenths of each operation's range
-  magnitude_std: float = ranged(0., NOT_NEGATIVE)  # of a normal added to it for each operation
-  probability: float = ranged(1., SHARE)           # that a chosen operation is applied
+  magnitude: float = ranged(10., r.NOT_NEGATIVE)   # in tenths of each operation's range
+  magnitude_std: float = ranged(0., r.NOT_NEGATIVE)  # of a normal added to it for each operation
+  probability: float = ranged(1., r.SHARE)         # that a chosen operation is applied
   table: OpTable = OpTable.AUGREG
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
@@ -102,11 +90,11 @@ class RandAugment(Settings):
 @dataclasses.dataclass
 class Jitter(Settings):
   """Color jitter: four operations in random order, each with a factor uniform in [1 - x, 1 + x]."""
-  brightness: float = ranged(0., NOT_NEGATIVE)  # largest relative change
-  contrast: float = ranged(0., NOT_NEGATIVE)  # largest relative change
-  saturation: float = ranged(0., NOT_NEGATIVE)  # largest relative change
+  brightness: float = ranged(0., r.NOT_NEGATIVE)  # largest relative change
+  contrast: float = ranged(0., r.NOT_NEGATIVE)  # largest relative change
+  saturation: float = ranged(0., r.NOT_NEGATIVE)  # largest relative change
   hue: float = ranged(0., Range(0, .5))   # turns of the color circle, uniform in [-x, x]
-  probability: float = ranged(1., SHARE)  # that an image is jittered at all
+  probability: float = ranged(1., r.SHARE)  # that an image is jittered at all
 
   @property
   def is_on(self) -> bool:
@@ -117,9 +105,9 @@ class Jitter(Settings):
 @dataclasses.dataclass
 class Erase(Settings):
   """Random erasing (arXiv 1708.04896) after normalization, with normal noise in each pixel."""
-  probability: float = ranged(0., SHARE)                     # of an image; 0 = off
-  area: tuple[float, float] = ranged((.02, 1 / 3), UP_TO_1)  # of the image's area
-  aspect: tuple[float, float] = ranged((.3, 1 / .3), POSITIVE)  # range of the ratio of its sides
+  probability: float = ranged(0., r.SHARE)                   # of an image; 0 = off
+  area: tuple[float, float] = ranged((.02, 1 / 3), r.UP_TO_1)  # of the image's area
+  aspect: tuple[float, float] = ranged((.3, 1 / .3), r.POSITIVE)  # range of the ratio of its sides
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if self.probability == 0:
@@ -136,13 +124,13 @@ class Views(Settings):
   """
   on: bool = False  # several crops of each image
   num_local: int = ranged(8, Range(0, 1000))  # local crops, besides the two global ones of `image_px`
-  local_px: int = ranged(96, PX)                                      # side of a local crop
-  global_area: tuple[float, float] = ranged((.4, 1.), UP_TO_1)  # range of the area of a global crop, of the image
-  local_area: tuple[float, float] = ranged((.05, .4), UP_TO_1)  # range of the area of a local crop, of the image
+  local_px: int = ranged(96, r.PX)                                    # side of a local crop
+  global_area: tuple[float, float] = ranged((.4, 1.), r.UP_TO_1)  # range of the area of a global crop, of the image
+  local_area: tuple[float, float] = ranged((.05, .4), r.UP_TO_1)  # range of the area of a local crop, of the image
   # Probability: first and second global, local; sigma .1-2 px.
-  blur: tuple[float, float, float] = ranged((1., .1, .5), SHARE)
-  solarize: tuple[float, float, float] = ranged((0., .2, 0.), SHARE)  # probability: first and second global, local
-  grayscale: float = ranged(.2, SHARE)                                # probability
+  blur: tuple[float, float, float] = ranged((1., .1, .5), r.SHARE)
+  solarize: tuple[float, float, float] = ranged((0., .2, 0.), r.SHARE)  # probability: first and second global, local
+  grayscale: float = ranged(.2, r.SHARE)                              # probability
   jitter: Jitter = field(default_factory=lambda: Jitter(.4, .4, .2, .1, probability=.8))
   # Size of copies of the global crops for the Gram teacher of Dinov3, divided by theirs; 1 = it sees the crops.
   gram_scale: float = ranged(1., Range(1, 8))
@@ -156,26 +144,21 @@ class Views(Settings):
     if not self.on:
       yield from switched_off(self, name, f'with {name}.on=False')
       return
-    objective = config.objective
+    objective, patch = config.objective, getattr(config.model, 'patch', 1)
     if self.gram_scale > 1:
-      yield from self._copy_problems(config, name)
+      if not objective.takes_copies:
+        yield problem(f'{name}.gram_scale', f'1 for objective {type(objective).__name__}, which has no Gram teacher',
+                      self.gram_scale)
+      for side in self.gram_px(config.image_px):
+        yield from multiple(f'{name}.gram_scale times image_px={config.image_px}', side, patch, f'model.patch={patch}')
     else:
       yield from no_effect(self, name, ['gram_colors'], f'with {name}.gram_scale=1')
     if not objective.takes_views:
       yield problem(f'{name}.on', f'False for objective {type(objective).__name__}, which takes one image', True)
     if self.num_local:
-      patch = getattr(config.model, 'patch', 1)
       yield from multiple(f'{name}.local_px', self.local_px, patch, f'model.patch={patch}')
     yield from ascending(f'{name}.global_area', self.global_area)
     yield from ascending(f'{name}.local_area', self.local_area)
-
-  def _copy_problems(self, config: Run, name: str) -> Iterator[str]:
-    objective, patch = config.objective, getattr(config.model, 'patch', 1)
-    if not objective.takes_copies:
-      yield problem(f'{name}.gram_scale', f'1 for objective {type(objective).__name__}, which has no Gram teacher',
-                    self.gram_scale)
-    for side in self.gram_px(config.image_px):
-      yield from multiple(f'{name}.gram_scale times image_px={config.image_px}', side, patch, f'model.patch={patch}')
 
 
 @dataclasses.dataclass
@@ -184,46 +167,46 @@ class Recipe(Settings):
   exif_orientation: Exif = Exif.AUTO  # images are turned as their EXIF says
   max_image_pixels: int = ranged(178_956_970, Range(1, 2**40))  # a larger stored image counts as bad; Pillow's limit
   crop: Crop = Crop.INCEPTION
-  crop_area: tuple[float, float] = ranged((0.05, 1.), UP_TO_1)  # of the image's area
+  crop_area: tuple[float, float] = ranged((0.05, 1.), r.UP_TO_1)  # of the image's area
   # Of inception; TensorFlow's programs: (0.75, 1.33).
-  crop_aspect: tuple[float, float] = ranged((0.75, 4 / 3), POSITIVE)
+  crop_aspect: tuple[float, float] = ranged((0.75, 4 / 3), r.POSITIVE)
   crop_sampler: CropSampler = CropSampler.TORCHVISION  # of inception and of views
-  crop_tries: int = ranged(100, COUNT)  # of tensorflow, before it takes the whole image (max_attempts)
+  crop_tries: int = ranged(100, r.COUNT)  # of tensorflow, before it takes the whole image (max_attempts)
   # Of tensorflow: least part of the image that a crop shows; smaller ones count as tries (min_object_covered).
-  crop_covered: float = ranged(0., SHARE)
+  crop_covered: float = ranged(0., r.SHARE)
   flip: bool = True  # left-right, probability 1/2
-  shift_px: int = ranged(0, PX_OR_0)  # pad with zeros by this, crop at random
+  shift_px: int = ranged(0, r.PX_OR_0)  # pad with zeros by this, crop at random
   rotate_degrees: float = ranged(0., Range(0, 180, unit='degrees'))  # mild affine: uniform in [-x, x]
-  scale: float = ranged(0., BELOW_1)  # relative, uniform in [-x, x]
-  shear: float = ranged(0., NOT_NEGATIVE)  # uniform in [-x, x]
+  scale: float = ranged(0., r.BELOW_1)  # relative, uniform in [-x, x]
+  shear: float = ranged(0., r.NOT_NEGATIVE)  # uniform in [-x, x]
   randaugment: RandAugment = field(default_factory=RandAugment)
   three_augment: bool = False  # grayscale, solarize or blur, one of them (DeiT III); then `jitter`
   jitter: Jitter = field(default_factory=Jitter)
   erase: Erase = field(default_factory=Erase)
-  mixup: float = ranged(0., NOT_NEGATIVE)  # alpha of Beta(alpha, alpha); 0 = off
-  cutmix: float = ranged(0., NOT_NEGATIVE)  # alpha of Beta(alpha, alpha), the part that is kept; 0 = off
-  mix_probability: float = ranged(1., SHARE)  # that a batch is mixed at all
-  cutmix_share: float = ranged(.5, SHARE)  # of mixed batches, where both are on, those with cutmix
+  mixup: float = ranged(0., r.NOT_NEGATIVE)  # alpha of Beta(alpha, alpha); 0 = off
+  cutmix: float = ranged(0., r.NOT_NEGATIVE)  # alpha of Beta(alpha, alpha), the part that is kept; 0 = off
+  mix_probability: float = ranged(1., r.SHARE)  # that a batch is mixed at all
+  cutmix_share: float = ranged(.5, r.SHARE)  # of mixed batches, where both are on, those with cutmix
   # Consecutive examples of a batch that share lambda, box and choice, as those of one device in DeiT; 0 = all of it.
-  mix_group: int = ranged(0, COUNT_OR_0)
-  repeats: int = ranged(1, COUNT)  # of each example in a batch (repeated augmentation); 1 = off
+  mix_group: int = ranged(0, r.COUNT_OR_0)
+  repeats: int = ranged(1, r.COUNT)  # of each example in a batch (repeated augmentation); 1 = off
   views: Views = field(default_factory=Views)
-  eval_resize_px: int = ranged(0, PX_OR_0)  # short side before the center crop; 0 = squash to image_px
+  eval_resize_px: int = ranged(0, r.PX_OR_0)  # short side before the center crop; 0 = squash to image_px
   eval_geometry: Geometry = Geometry.BIG_VISION  # of resizing and cropping, where eval_resize_px is set
   # Side of the patches of images that evaluation resizes to their own aspect, which is that of the network; an image
   # gets at most as many patches as image_px has. 0 = all images have image_px.
-  eval_native_patch: int = ranged(0, PX_OR_0)
+  eval_native_patch: int = ranged(0, r.PX_OR_0)
   # Training at the own aspect too: the largest numbers of patches of an image, of which each step draws one; a number
   # that is there twice is drawn twice as often. () = images of image_px. Needs eval_native_patch.
-  native_lengths: tuple[int, ...] = ranged((), COUNT)
+  native_lengths: tuple[int, ...] = ranged((), r.COUNT)
   eval_area: bool = False  # evaluation resizes by `area`, whatever the next says (big_vision)
   interpolation: Interpolation = Interpolation.BILINEAR
   crop_interpolation: CropInterpolation = CropInterpolation.SAME  # of random crops in training; not of views
   antialias: bool = False  # the filter covers every stored pixel when shrinking (Pillow's)
   truncate: bool = False  # resized values are truncated to integers, as big_vision casts them; else they are rounded
   # Of RGB in [0, 1]. With data.channels other than 3, of each channel in its units; left alone, as prepare measured.
-  mean: tuple[float, ...] = ranged((.5, .5, .5), ANY)
-  std: tuple[float, ...] = ranged((.5, .5, .5), POSITIVE)  # like mean
+  mean: tuple[float, ...] = ranged((.5, .5, .5), r.ANY)
+  std: tuple[float, ...] = ranged((.5, .5, .5), r.POSITIVE)  # like mean
 
   def __post_init__(self) -> None:
     if isinstance(self.exif_orientation, bool):  # as configs in Python may say it
@@ -232,7 +215,18 @@ class Recipe(Settings):
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from ascending(f'{name}.crop_area', self.crop_area)
     yield from ascending(f'{name}.crop_aspect', self.crop_aspect)
-    yield from self._crop_problems(name)
+    made = f'with {name}.crop={self.crop.value}'
+    if self.crop is Crop.RESIZE:
+      yield from no_effect(self, name, ('crop_area', 'crop_interpolation'), made)
+    elif self.views.on:
+      yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.views.on=True')
+    elif self.crop_interpolation.value == self.interpolation.value:
+      yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.interpolation={self.interpolation.value}')
+    if self.crop is not Crop.INCEPTION:
+      yield from no_effect(self, name, ('crop_aspect', 'crop_sampler'), made, 'Set crop=inception for it.')
+    if self.crop_sampler is not CropSampler.TENSORFLOW:
+      yield from no_effect(self, name, ('crop_tries', 'crop_covered'),
+                           f'with {name}.crop_sampler={self.crop_sampler.value}')
     yield from self._resize_problems(config, name)
     yield from self._mixing_problems(config, name)
     if not self.jitter.is_on:
@@ -276,23 +270,6 @@ class Recipe(Settings):
              'three_augment': self.three_augment, 'jitter': self.jitter.is_on, 'erase': self.erase.probability > 0,
              **{name: getattr(self, name) > 0 for name in numbers}}
     return [name for name in is_on if is_on[name]]
-
-  def _crop_problems(self, name: str) -> Iterator[str]:
-    """Yields problems of settings of random crops that are not made."""
-    made = f'with {name}.crop={self.crop.value}'
-    if self.crop is Crop.RESIZE:
-      yield from no_effect(self, name, ('crop_area',), made)
-    if self.crop is not Crop.INCEPTION:
-      yield from no_effect(self, name, ('crop_aspect', 'crop_sampler'), made, 'Set crop=inception for it.')
-    if self.crop_sampler is not CropSampler.TENSORFLOW:
-      yield from no_effect(self, name, ('crop_tries', 'crop_covered'),
-                           f'with {name}.crop_sampler={self.crop_sampler.value}')
-    if self.crop is Crop.RESIZE:
-      yield from no_effect(self, name, ('crop_interpolation',), made)
-    elif self.views.on:
-      yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.views.on=True')
-    elif self.crop_interpolation.value == self.interpolation.value:
-      yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.interpolation={self.interpolation.value}')
 
   def _resize_problems(self, config: Run, name: str) -> Iterator[str]:
     if self.eval_native_patch or self.native_lengths:

@@ -8,8 +8,7 @@ from vit_jax.config import durations
 from vit_jax.config.schema.checks import Run, Settings, at_most, multiple, no_effect, problem, switched_off
 from vit_jax.config.schema.data import Data
 from vit_jax.config.schema.evals import SEVERAL_LABELS, TOP_K_METRICS, Eval, TopK
-from vit_jax.config.schema.lora import Lora
-from vit_jax.config.schema.model import Head, Model
+from vit_jax.config.schema.model import Head, Lora, Model
 from vit_jax.config.schema.objective import Objective, Supervised
 from vit_jax.config.schema.optim import AdamW, AnyOptimizer, Decay
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, PX, SEED, Range, duration, ranged
@@ -158,10 +157,6 @@ class Mesh(Settings):
   chosen_parts: int = ranged(1, COUNT)        # written by the program: parts of each microbatch, on fewer slices
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    """Yields problems of sizes that do not describe a grid.
-
-    Whether the grid fits the devices is checked in `parallel/mesh.py`.
-    """
     sizes = {'data': self.data, 'fsdp': self.fsdp, 'tensor': self.tensor}
     if list(sizes.values()).count(-1) > 1:
       yield problem(name, '-1 (the remaining devices) for at most one axis', sizes)

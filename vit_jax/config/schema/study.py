@@ -50,7 +50,6 @@ class _Interval(Settings):
   high: float
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    """Yields a problem of an interval without values."""
     if not self.low < self.high:
       yield problem(name, 'low < high', f'{self.low:g} and {self.high:g}')
 
@@ -82,7 +81,6 @@ class Choices(Settings):
   values: tuple[str | float | bool, ...] = ()
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    """Yields a problem of too few values."""
     if len(self.values) < 2:
       yield problem(name, 'at least two values', self.values)
 
@@ -108,7 +106,6 @@ class Halving(Settings):
   rungs: int = ranged(0, Range(0, 16))  # with the one at the end; 0 = until the points of a rung are fewer than factor
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    """Yields a problem of so few points that none is compared with others."""
     if self.points < self.factor and not self.rungs:
       yield problem(f'{name}.points', f'at least {name}.factor={self.factor}, of which the best one continues',
                     self.points, 'Search more points, or set a smaller factor.')
@@ -127,7 +124,6 @@ class Search(Settings):
   seed: int = ranged(0, SEED)         # of the points
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    """Yields a problem of a search of nothing, or by a metric that no evaluation gives."""
     if not self.ranges:
       example = "{'optimizer.lr': LogUniform(1e-4, 1e-2)}"
       yield problem(f'{name}.ranges', f'settings with their ranges, such as {example}', self.ranges)

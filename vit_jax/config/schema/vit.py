@@ -11,19 +11,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks, layers
-from vit_jax.config.schema.layers import (
-    AttentionKernel,
-    DType,
-    Execution,
-    Gelu,
-    Init,
-    Kernels,
-    MlpKernel,
-    Network,
-    Part,
-    Quantize,
-    Remat,
-)
+from vit_jax.config.schema.layers import AttentionKernel, DType, Kernels, MlpKernel, Network, Part, Quantize
 from vit_jax.config.schema.positions import Learned, Positions, PositionsAt, Relative
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 
@@ -300,7 +288,6 @@ class ResNetStem(StemSettings):
 class ConvStem(StemSettings):
   """Patches are cut from a map of half of the image's side: three convolutions with BatchNorm and ReLU (LV-ViT)."""
   width: int = ranged(64, COUNT)              # channels of the map
-  norm_momentum: float = ranged(.9, BELOW_1)  # of BatchNorm's running statistics: what stays at each step
   stride = 2
   has_batch_norm: ClassVar[bool] = True
   implementation: ClassVar[str] = 'vit_jax.models.vit.stem:ConvolutionPatches'
@@ -326,7 +313,7 @@ class ViT(checks.Settings):
   norm_before: bool = False  # a norm of all tokens before the first block (CLIP)
   last_norm: LastNorm = LastNorm.TOKENS
   registers: int = ranged(0, COUNT_OR_0)  # learned tokens after the class token, no position (DINOv2-reg: 4)
-  gelu: Gelu = Gelu.TANH                  # of blocks and of what is made for them: attention pooling, MAE's decoder
+  gelu: layers.Gelu = layers.Gelu.TANH  # of blocks and of what is made for them: attention pooling, MAE's decoder
   dropout: float = ranged(0., BELOW_1)    # after positions, attention output, MLP activation and output
   drop_path: float = ranged(0., BELOW_1)  # stochastic depth of the last block; grows linearly from 0
   drop_path_even: bool = False            # `drop_path` in every block alike (CaiT, DeiT III)
@@ -335,14 +322,14 @@ class ViT(checks.Settings):
   dtype: DType = DType.F32
   kernels: Kernels = Kernels.FAST
   quantize: Quantize = Quantize.NONE      # dtype of the products of blocks
-  execution: Execution = Execution.AUTO
+  execution: layers.Execution = layers.Execution.AUTO
   unroll: int = ranged(1, COUNT)          # blocks an iteration of the scan
-  remat: Remat = Remat.AUTO
+  remat: layers.Remat = layers.Remat.AUTO
   full_remat: int = ranged(0, COUNT_OR_0)  # so many first blocks save nothing but their input, whatever `remat` says
-  init: Init = Init.VISION_TRANSFORMER    # initial values of parameters, heads included: as in this program
+  init: layers.Init = layers.Init.VISION_TRANSFORMER  # initial values of parameters, heads included: of this program
   implementation: ClassVar[str] = 'vit_jax.models.vit.vit:build'
-  remats: ClassVar[tuple[Remat, ...]] = layers.BLOCK_REMATS
-  executions: ClassVar[tuple[Execution | None, ...]] = layers.EXECUTIONS
+  remats: ClassVar[tuple[layers.Remat, ...]] = layers.BLOCK_REMATS
+  executions: ClassVar[tuple[layers.Execution | None, ...]] = layers.EXECUTIONS
 
   @property
   def has_batch_norm(self) -> bool:
@@ -369,7 +356,7 @@ class ViT(checks.Settings):
     yield from checks.multiple(f'{name}.width', self.width, self.heads, f'{name}.heads={self.heads}')
     yield from checks.multiple(f'{name}.patch', self.patch, self.stem.stride,
                                f'{self.stem.stride} px, the stride of {name}.stem={type(self.stem).__name__}')
-    if self.unroll > 1 and self.execution is Execution.UNROLLED:
+    if self.unroll > 1 and self.execution is layers.Execution.UNROLLED:
       yield from checks.no_effect(self, name, ['unroll'], f'with {name}.execution={self.execution.value}')
     yield from checks.at_most(f'{name}.full_remat', self.full_remat, self.depth, f'{name}.depth')
     if not self.drop_path:
@@ -380,16 +367,12 @@ class ViT(checks.Settings):
     if self.quantize is not Quantize.NONE and self.kernels is Kernels.PLAIN:
       yield checks.problem(f'{name}.kernels', f'fast with {name}.quantize={self.quantize.value}, whose gradients are '
                            'written by hand', self.kernels, f'Set {name}.kernels=fast or {name}.quantize=none.')
-    if self.patch_dropout:
-      yield from self._patch_dropout_problems(config, name)
-    for part in dataclasses.fields(self):
-      if isinstance(settings := getattr(self, part.name), Part):
-        yield from settings.network_problems(self, name, f'{name}.{part.name}')
-
-  def _patch_dropout_problems(self, config: checks.Run, name: str) -> Iterator[str]:
     needs_all = {f'{name}.block={checks.kind(self.block)}': self.block.needs_grid,
                  f'{name}.positions=relative': isinstance(self.positions, Relative),
                  f'{name}.positions.at=layers': self.positions.at is PositionsAt.LAYERS,
                  f'objective {type(config.objective).__name__}': config.objective.needs_tokens}
-    for what in (what for what, is_so in needs_all.items() if is_so):
+    for what in (what for what, is_so in needs_all.items() if is_so and self.patch_dropout):
       yield checks.problem(f'{name}.patch_dropout', f'0 with {what}, which needs all patches', self.patch_dropout)
+    for part in dataclasses.fields(self):
+      if isinstance(settings := getattr(self, part.name), Part):
+        yield from settings.network_problems(self, name, f'{name}.{part.name}')

@@ -32,7 +32,7 @@ from vit_jax.models.layers import Dense, applied, initial
 from vit_jax.models.vit.context import Context
 
 PATCHES = ('kernel', 'bias')
-CONV_NORM_EPS = 1e-5  # LV-ViT
+CONV_NORM_EPS, CONV_NORM_MOMENTUM = 1e-5, .9  # LV-ViT; the momentum is what stays of running statistics
 
 
 class Convolutions(nn.Module, kw_only=True):
@@ -137,9 +137,8 @@ class ResNet(Patches):
 class ConvolutionPatches(Patches):
   """Patches of the map of three convolutions."""
   width: int
-  norm_momentum: float
 
   def network(self, *, train: bool) -> nn.Module:
-    running = Running(self.norm_momentum, CONV_NORM_EPS, train)
+    running = Running(CONV_NORM_MOMENTUM, CONV_NORM_EPS, train)
     return Convolutions(width=self.width, dtype=self.context.dtype, running=running, law=self.context.laws.stem,
                         forms=self.context.forms)
