@@ -306,7 +306,7 @@ MUTATIONS = (
     Mutation('models/vit/vit.py', 'np.linspace(first, s.drop_path, s.depth)',
              'np.linspace(s.drop_path, first, s.depth)', DROPPED),
     Mutation('models/vit/vit.py', 'jax.random.split(key, s.depth)', 'jnp.stack([key] * s.depth)', DROPPED),
-    Mutation('models/vit/block.py', 'drop_path(y, rate, keys[4], num_images', 'drop_path(y, rate, keys[1], num_images',
+    Mutation('models/vit/block.py', 'drop_path(y, info.rate, keys[4], num_images', 'drop_path(y, info.rate, keys[1], num_images',
              DROPPED),
     Mutation('evaluate/classify.py', '.sum(-1) / jnp.maximum(num_targets_B, 1.)', '.sum(-1)',
              'evaluate/test_classify.py evaluate/test_targets.py'),
