@@ -67,10 +67,10 @@ OWNERS: dict[str, dict[str, str | dict[str, str]]] = {
         'data/formats/builtin.py': {'np.loadtxt': 'the digits of this package'},
         'data/formats/hf.py': {'yaml.safe_load': 'the head of a README, whose size is limited'},
         'data/prepare.py': {'np.lib.format': 'writes an image'},
-        'evaluate/embedding_files.py': {
+        'evaluate/features.py': {'np.memmap': 'a temporary file, which this process made'},
+        'evaluate/store.py': {
             'np.lib.format': 'writes arrays',
             'zipfile.ZipFile': 'writes an archive'},
-        'evaluate/store.py': {'np.lib.format': 'writes a part', 'np.memmap': 'which it flushes'},
         'jobs/check.py': {'yaml.safe_load_all': 'manifests of Kubernetes, which a person checks'},
         'plan/compile.py': {'pickle.loads': 'a request of the parent process, in a folder of its own'},
         'weights/files.py': {'np.lib.format': 'writes weights', 'zipfile.ZipFile': 'writes weights'},

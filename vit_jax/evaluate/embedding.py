@@ -31,10 +31,9 @@ from vit_jax.data import user_files
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source, take
-from vit_jax.evaluate import embedding_files, features
-from vit_jax.evaluate.embedding_files import INFO, SUMS, Block, Format, Notes
+from vit_jax.evaluate import features, store
 from vit_jax.evaluate.features import Reader
-from vit_jax.evaluate.store import Store
+from vit_jax.evaluate.store import INFO, SUMS, Block, Format, Notes
 
 SHARD_BYTES, SHARD_EXAMPLES, SHARDS = 2**28, 2**12, 16
 """The most that a shard holds, as it is in memory while it is made, and a kill loses it; and the number of shards of a
@@ -107,7 +106,7 @@ class Extractor:
     loader = loaders.eval_loader(part, recipe=self.recipe, image_px=self.image_px, batch_size=self.batch_size,
                                  shard=shard, threads=self.threads)
     split = features.Split(self.reader, prepare_eval(self.recipe), loader, batch_size=self.batch_size, mesh=self.mesh,
-                           store=Store(None), identity={}, name=self.source.name)
+                           store=features.Store(None), identity={}, name=self.source.name)
     block = Block.empty(rows, self.shape())
     try:
       for number, (found, _) in enumerate(split.extract(self.selected)):
@@ -208,9 +207,9 @@ def write(work: Work, compute: Callable[[range], Block], *, share: tuple[int, in
     UserError: the target, or its unfinished files, have other content, or cannot be written.
   """
   unfinished = work.unfinished
-  is_folder = work.format.finish is embedding_files.finish_folder
+  is_folder = work.format.finish is store.finish_folder
   if not files.is_new(work.target) or (work.target.is_dir() and not is_folder):
-    if embedding_files.planned(work.format.read_info(work.target)) != documents.parse(unfinished.plan):
+    if store.planned(work.format.read_info(work.target)) != documents.parse(unfinished.plan):
       raise UserError(f'--to={work.target}: expected a new file or folder, got one with other content. Choose another, '
                       'or remove it.')
     unfinished.discard()
@@ -269,6 +268,6 @@ def _finish(work: Work, notes: Sequence[Mapping[str, Any]]) -> None:
   part = work.unfinished.folder
   work.format.finish(part, work.target, work.info, notes)
   if (part / INFO).is_file():
-    work.unfinished.complete(embedding_files.files_of(part))
+    work.unfinished.complete(store.files_of(part))
   else:
     work.unfinished.discard()

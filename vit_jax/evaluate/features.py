@@ -1,33 +1,270 @@
-"""Features of a view on a split: every example once, and each process stores the rows that it loaded.
+"""Features of a view on a split: every example once, computed once for all evaluations of the same weights.
 
 A batch is split into `count` equal parts (`core.types.Shard`); a process has the parts of its devices. The table of a
 split contains, for each of these parts, the rows of all batches in sequence. It can therefore be placed on the devices
 without communication between hosts, and the position of a row determines its example.
+
+`Store` keeps the tables in memory, and on disk for later jobs, in the files of `vit-jax embed`, one for each process:
+
+  FOLDER/<what>/<weights>/<process>-of-<processes>.parquet
+
+<what> is a digest of everything but the weights that features depend on; for each, only the newest weights are kept.
+If a file is missing or damaged, the features are computed again. Features of other weights than in the folder's name
+are an error.
 """
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import itertools
+import json
+import logging
+import pathlib
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.core import trees
 from vit_jax.core.contracts import EvalLoader, Prepare
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.numerics import BATCH_AXES
 from vit_jax.core.types import Array, Batch, HostArray, PyTree
-from vit_jax.evaluate import problems
-from vit_jax.evaluate.store import Layout, Rows, Store, Table
+from vit_jax.evaluate import problems, store
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record.progress import TaskProgress
 
+log = logging.getLogger('vit_jax.evaluate')
+
 Reader = Callable[[PyTree, Array], Array]
 """Maps the selected parameters of a view and prepared images `[B, H, W, 3]` to features `[B, D]`, or `[B, …]`."""
+_NAME = 16  # hexadecimal digits of a digest in a name
+_BLOCK_ROWS = 2**12  # that are written and read at once
+
+
+class Layout(NamedTuple):
+  """The positions of the examples of a split in its table.
+
+  parts: numbers of the parts that this process loads of each batch, of `num_parts` equal ones.
+  """
+  num_examples: int
+  batch_size: int
+  num_parts: int
+  parts: tuple[int, ...]
+
+  @property
+  def size(self) -> int:
+    """Rows of a part in one batch."""
+    return self.batch_size // self.num_parts
+
+  @property
+  def num_rows(self) -> int:
+    """Rows of a part in all batches."""
+    return -(-self.num_examples // self.batch_size) * self.size
+
+  def examples(self, part: int) -> HostArray:
+    """Returns the example of each row of a part, `[R] i64`; numbers from `num_examples` on are padding."""
+    rows = np.arange(self.num_rows)
+    return rows // self.size * self.batch_size + part * self.size + rows % self.size
+
+  def find(self, examples: HostArray) -> tuple[HostArray, HostArray]:
+    """Returns part and row of examples."""
+    batch, within = np.divmod(examples, self.batch_size)
+    part, row = np.divmod(within, self.size)
+    return part, batch * self.size + row
+
+
+class Rows(NamedTuple):
+  """The rows of one part of a split (or of several parts, with an additional leading axis).
+
+  features: `[R, D]` f32.   label, example: `[R]` i32; `example` is the position in the source.
+  mask: `[R]` f32, 0 for padding and for images that could not be decoded.
+  """
+  features: HostArray
+  label: HostArray
+  example: HostArray
+  mask: HostArray
+
+
+Table = tuple[Rows, ...]
+"""This process's parts of a split."""
+
+
+class Store:
+  """Tables of features by identity; with `folder` None they are only in memory. Every process creates one.
+
+  `embedded` are files and folders that `vit-jax embed` wrote: their features are used where everything that features
+  depend on is the same.
+  """
+
+  def __init__(self, folder: pathlib.Path | None, embedded: Sequence[pathlib.Path] = ()) -> None:
+    self._folder = folder
+    self._kept: dict[str, tuple[str, Layout, Table]] = {}
+    self._embedded = [store.open_complete(path) for path in embedded]
+
+  def find(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
+    """Returns the table if every process has its part of it, else None.
+
+    Raises:
+      UserError: the folder of these weights contains features of other weights.
+    """
+    what = _name(identity)
+    kept = self._kept.get(what)
+    if kept is not None and kept[:2] == (weights, layout):
+      return kept[2]
+    table = self._read_embedded(identity, weights, layout)
+    if table is None and self._folder is not None:
+      table = _read_folder(self._folder / what / weights[:_NAME], identity, weights, layout)
+    is_everywhere = table is not None
+    if jax.process_count() > 1:  # computing features needs all processes
+      is_everywhere = bool(np.all(multihost_utils.process_allgather(np.array(is_everywhere))))
+    if table is None or not is_everywhere:
+      return None
+    self._kept[what] = (weights, layout, table)
+    return table
+
+  def make(self, identity: Mapping[str, str], weights: str, layout: Layout, batches: Iterable[Rows]) -> Table:
+    """Stores the rows of all batches, `[P, b, …]` each, and returns them as a table."""
+    what = _name(identity)
+    folder = self._folder and self._folder / what / weights[:_NAME]
+    self._kept.pop(what, None)
+    if folder is not None:
+      # Every process removes old files before any writes a new one, as batches are computed by all together.
+      for old in folder.parent.glob('*/*.parquet'):
+        old.unlink(missing_ok=True)
+        if old.parent != folder:
+          with contextlib.suppress(OSError):  # there is something else
+            old.parent.rmdir()
+      folder.mkdir(parents=True, exist_ok=True)
+    table: Table = ()
+    for number, batch in enumerate(batches):
+      table = table or _empty(layout, batch.features.shape[-1], folder)
+      rows = slice(number * layout.size, (number + 1) * layout.size)
+      for number_of_part, part in enumerate(table):
+        part.features[rows], part.label[rows], part.mask[rows] = (
+            column[number_of_part] for column in (batch.features, batch.label, batch.mask))
+    if folder is not None:
+      num_rows = sum(int(np.count_nonzero(part.mask)) for part in table)
+      num_examples = sum(int(np.count_nonzero(part.example < layout.num_examples)) for part in table)
+      store.write_file(
+          folder / f'{jax.process_index():05d}-of-{jax.process_count():05d}.parquet', lambda: _blocks(table),
+          {'format': store.FORMAT, 'what': 'features', 'shape': [table[0].features.shape[1]],
+           'identity': dict(identity), 'features_digest': weights, 'num_rows': num_rows,
+           'num_bad': num_examples - num_rows})
+    self._kept[what] = (weights, layout, table)
+    return table
+
+  def _read_embedded(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
+    """Reads this process's rows from the first of the embedded files that has them."""
+    differing = []
+    for written in self._embedded:
+      other = [name for name in identity if written.info['identity'].get(name) != identity[name]]
+      if not other and written.info['features_digest'] == weights:
+        log.info('Features are read from %s.', written.path)
+        return _read([written], layout)
+      differing.append(f'{written.path} ({", ".join(sorted(other)) or "weights"})')
+    if differing:
+      log.warning('Features are computed for %s examples of %s: expected files of vit-jax embed with the same data, '
+                  'images, network and weights, got others in what is named: %s.', f'{layout.num_examples:,}',
+                  identity.get('data', '')[:_NAME], '; '.join(differing))
+    return None
+
+
+def _name(identity: Mapping[str, str]) -> str:
+  """Returns the name of the folder of an identity."""
+  return hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[:_NAME]
+
+
+def _empty(layout: Layout, width: int, folder: pathlib.Path | None) -> Table:
+  """Returns a table of padding, which may be larger than the memory if there is a folder for a temporary file."""
+  shape = (layout.num_rows, width)
+  table = []
+  for part in layout.parts:
+    features: HostArray = np.zeros(shape if folder is None else 0, np.float32)
+    if folder is not None:
+      with tempfile.TemporaryFile(dir=folder) as file:
+        features = np.memmap(file, np.float32, 'w+', shape=shape)
+    table.append(Rows(features, np.full(layout.num_rows, -1, np.int32), layout.examples(part).astype(np.int32),
+                      np.zeros(layout.num_rows, np.float32)))
+  return tuple(table)
+
+
+def _blocks(table: Table) -> Iterator[store.Block]:
+  """Yields the rows of a table as they are written to files, without padding."""
+  for part in table:
+    for start in range(0, len(part.label), _BLOCK_ROWS):
+      rows = Rows(*(column[start:start + _BLOCK_ROWS] for column in part))
+      yield store.Block(rows.example.astype(np.int64), [''] * len(rows.label), rows.label, rows.features,
+                        ['' if mask else 'bad' for mask in rows.mask.tolist()])
+
+
+def _read_folder(folder: pathlib.Path, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
+  """Reads this process's rows from the files of all processes that wrote them; None if some are missing or damaged.
+
+  Raises:
+    UserError: the files are of other weights or features.
+  """
+  try:
+    files = [store.open_complete(path) for path in sorted(folder.glob('*.parquet'))]
+  except (UserError, TemporaryError, OSError) as error:
+    log.warning('The features in %s are damaged and computed again: %s', folder, error)
+    return None
+  for path, info, _ in files:
+    other = [name for name in identity if info['identity'].get(name) != identity[name]]
+    if info['features_digest'] != weights:
+      raise UserError(f'{path}: expected features of the evaluated weights (digest {weights[:_NAME]}), got those of '
+                      f'others ({info["features_digest"][:_NAME]}). Remove {folder}, so that they are extracted again.')
+    if other:
+      raise UserError(f'{path}: expected the features that its folder is named after, got others '
+                      f'({", ".join(sorted(other))} differ). Remove {folder}, so that they are extracted again.')
+  if sum(info['num_rows'] + info['num_bad'] for _, info, _ in files) != layout.num_examples:
+    return None  # another process has not written its file
+  try:
+    return _read(files, layout, folder)
+  except (UserError, TemporaryError, OSError) as error:
+    log.warning('The features in %s are damaged and computed again: %s', folder, error)
+    return None
+
+
+def _read(files: Sequence[store.Written], layout: Layout, folder: pathlib.Path | None = None) -> Table:
+  """Returns the parts of a layout from files with examples in any order; those that are missing have mask 0.
+
+  Args:
+    files: with different examples.
+    layout: of the table.
+    folder: see `_empty`.
+
+  Raises:
+    UserError: an example is not one of the source or is there twice, or a value is not finite.
+  """
+  table = _empty(layout, files[0].info['shape'][0], folder)
+  seen = np.zeros(layout.num_examples, bool)
+  for block, name in ((block, file.path) for file in files for block in file.blocks()):
+    inside = (block.id >= 0) & (block.id < layout.num_examples)
+    if not inside.all() or seen[block.id].any() or len(np.unique(block.id)) < len(block.id):
+      raise UserError(f'{name}: expected ids from 0 to {layout.num_examples - 1:,}, each once, got others. Write the '
+                      'features again with vit-jax embed.')
+    if not np.isfinite(block.values).all():
+      wrong = int(block.id[~np.isfinite(block.values).all(tuple(range(1, block.values.ndim)))][0])
+      raise UserError(f'{name}: expected finite features, got NaN or infinity for image {wrong:,}. Write them again '
+                      'with vit-jax embed; if they are the same then, the weights give no finite features.')
+    seen[block.id] = True
+    parts, rows = layout.find(block.id)
+    for part, columns in zip(layout.parts, table, strict=True):
+      mine = parts == part
+      columns.features[rows[mine]], columns.label[rows[mine]] = block.values[mine], block.label[mine]
+      columns.mask[rows[mine]] = 1.
+  if (num := int(seen.sum())) != (num_rows := sum(file.info['num_rows'] for file in files)):
+    raise UserError(f'{files[0].path}: expected {num_rows:,} rows, got {num:,}. Write the features again with vit-jax '
+                    'embed.')
+  return table
 
 
 class Split:

@@ -24,8 +24,7 @@ from vit_jax.models import heads, intermediates
 from vit_jax.parallel import mesh as meshes
 
 if TYPE_CHECKING:
-  from vit_jax.evaluate.features import Reader, Split
-  from vit_jax.evaluate.store import Store
+  from vit_jax.evaluate.features import Reader, Split, Store
 
 
 class Encoder(Protocol):
@@ -136,7 +135,7 @@ class Resources:
   @functools.cached_property
   def store(self) -> Store:
     """The features that evaluations share."""
-    from vit_jax.evaluate.store import Store  # only here: few runs evaluate features
+    from vit_jax.evaluate.features import Store  # only here: few runs evaluate features
     return Store(*self._stored)
 
   def fingerprints(self) -> dict[str, Fingerprint]:

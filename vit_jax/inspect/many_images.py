@@ -21,10 +21,10 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source
-from vit_jax.evaluate import embedding, embedding_files, features, resources
+from vit_jax.evaluate import embedding, features, resources, store
 from vit_jax.evaluate.embedding import Extractor, TextRows, Work
-from vit_jax.evaluate.embedding_files import Notes
 from vit_jax.evaluate.features import Reader
+from vit_jax.evaluate.store import Notes
 from vit_jax.models import backbones, intermediates
 from vit_jax.parallel import hosts
 from vit_jax.parallel import mesh as meshes
@@ -104,10 +104,10 @@ def embed(found: Weights, source: Source, to: pathlib.Path, *, wanted: Wanted, r
   """
   if not len(source):
     raise UserError(f'{source.name}: expected at least one image, got none. Choose another split or source.')
-  kind = embedding_files.choose(to, format)
+  kind = store.choose(to, format)
   extractor = extract(found, wanted.reader(found), source, recipe=recipe, batch_size=batch_size, threads=threads)
   shape = extractor.shape()
-  info = {'format': embedding_files.FORMAT, 'what': wanted.what, 'shape': list(shape), 'dtype': 'float32',
+  info = {'format': store.FORMAT, 'what': wanted.what, 'shape': list(shape), 'dtype': 'float32',
           'blocks': list(wanted.blocks), 'num_examples': len(source),
           'per_shard': embedding.shard_size(len(source), shape, batch_size), 'batch_size': batch_size,
           'source': source.name, 'class_names': list(source.class_names), 'output_names': list(found.class_names),
@@ -145,7 +145,7 @@ def write(work: Work, extractor: Extractor | TextRows, *, shown: bool = True) ->
   share = jax.process_index(), jax.process_count()
   with _progress(work.info['num_examples'], shown=shown and not share[0]) as show, \
       StopRequest() if share[1] == 1 else _leaving_on_sigterm() as request:
-    def compute(rows: range) -> embedding_files.Block:
+    def compute(rows: range) -> store.Block:
       finished = work.num_finished()
 
       def count(num: int) -> None:

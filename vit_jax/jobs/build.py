@@ -252,7 +252,7 @@ def resources(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mes
     bar: whether progress may be shown as a bar.
     weights: the weights that are evaluated instead of those of a run; evaluations with texts look there for a text
       tower.
-    embedded: files of features, see `evaluate.store.Store`.
+    embedded: files of features, see `evaluate.features.Store`.
   """
   def find_encoder(name: str, settings: schema.TextEvaluation) -> Encoder:
     from vit_jax.jobs import text_towers  # only here: few runs read a text tower

@@ -25,8 +25,8 @@ from vit_jax.core import failures, files
 from vit_jax.core.contracts import View
 from vit_jax.core.types import Array, PyTree
 from vit_jax.data.formats import image_list
-from vit_jax.evaluate import embedding, embedding_files
-from vit_jax.evaluate.embedding_files import Block, Format, Info, Notes
+from vit_jax.evaluate import embedding, store
+from vit_jax.evaluate.store import Block, Format, Info, Notes
 from vit_jax.inspect import many_images
 from vit_jax.inspect.model import Model
 from vit_jax.inspect.zeroshot import ZeroShot
@@ -105,7 +105,7 @@ def rows(block: Block, info: Info) -> Iterator[list[str | int | np.float32 | Non
     fields: list[str | int | np.float32 | None] = [None] * (3 * info['top'])
     if not problem:
       fields = [field for label in labels for field in (label, info['class_names'][label], probabilities[label])]
-    yield [embedding_files.text(name), problem, *fields]
+    yield [store.text(name), problem, *fields]
 
 
 def _write_csv(path: pathlib.Path, block: Block, info: Info) -> int:
@@ -138,10 +138,10 @@ def _write_parquet(path: pathlib.Path, block: Block, info: Info) -> int:
 
 def _finish_parquet(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
   with files.replacing(target, beside=part, is_new=True) as unfinished:
-    embedding_files.join_parquet(part, unfinished, info, notes)
+    store.join_parquet(part, unfinished, info, notes)
 
 
 SUFFIXES = {
     '.csv': Format('.csv', _write_csv, _finish_csv, lambda path: None),
-    '.parquet': Format('.parquet', _write_parquet, _finish_parquet, embedding_files.read_parquet_info)}
+    '.parquet': Format('.parquet', _write_parquet, _finish_parquet, store.read_parquet_info)}
 """Formats of tables, by suffix; `predict.TABLES` has the same suffixes."""
