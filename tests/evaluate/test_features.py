@@ -132,7 +132,7 @@ def test_features_of_other_weights_are_refused(tmp_path: pathlib.Path) -> None:
   split = rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'b')
   split.table(rows.weights())
   shutil.copy(only(tmp_path / 'a'), only(tmp_path / 'b'))
-  with pytest.raises(UserError, match='features of the evaluated weights .digest .*, got those of others .* Remove '):
+  with pytest.raises(UserError, match=r'that its folder is named after, got others \(weights differ\). Remove '):
     rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'b').table(rows.weights())
 
 

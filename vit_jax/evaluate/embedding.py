@@ -40,35 +40,16 @@ SHARD_BYTES, SHARD_EXAMPLES, SHARDS = 2**28, 2**12, 16
 small source, so that several processes have some each."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Probabilities:
-  """Reads the softmax, or the sigmoids, of the logits of a view, `[B, C]`."""
-  view: View
-  is_sigmoid: bool = False
-
-  def __call__(self, selected: PyTree, image: Array) -> Array:
-    logits = self.view.predict(selected, image).logits
-    assert logits is not None
-    return (jax.nn.sigmoid if self.is_sigmoid else jax.nn.softmax)(logits.astype(jnp.float32))
+def probabilities(view: View, is_sigmoid: bool, selected: PyTree, image: Array) -> Array:
+  """Returns the softmax, or the sigmoids, of the logits of a view, `[B, C]`."""
+  logits = view.predict(selected, image).logits
+  assert logits is not None
+  return (jax.nn.sigmoid if is_sigmoid else jax.nn.softmax)(logits.astype(jnp.float32))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Vectors:
-  """Reads the vectors that are compared with those of texts, of unit length."""
-  view: View
-  project: Callable[[Array], Array]
-
-  def __call__(self, selected: PyTree, image: Array) -> Array:
-    return self.project(self.view.predict(selected, image).features.pooled)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tokens:
-  """Reads the patch tokens that a view ends with, row by row, after its last norm: `[B, N, D]`."""
-  view: View
-
-  def __call__(self, selected: PyTree, image: Array) -> Array:
-    return self.view.predict(selected, image).features.tokens
+def tokens(view: View, selected: PyTree, image: Array) -> Array:
+  """Returns the patch tokens that a view ends with, row by row, after its last norm: `[B, N, D]`."""
+  return view.predict(selected, image).features.tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,16 +232,16 @@ def _read_note(work: Work, number: int) -> dict[str, Any]:
     raise UserError(f'--to={work.target}: expected a folder that all processes share, got no {path.name} of another '
                     f'process in {path.parent}. Choose a shared folder.')
   try:
-    found = documents.read(note, advice='The same command writes it again.')
+    content = documents.read(note, advice='The same command writes it again.')
     for name in ('num_rows', 'num_bytes', 'num_bad', 'name_bytes'):
-      found.field(name).whole()
-    if found.field('file').text() != path.name or user_files.sha256(path) != found.field('sha256').text():
-      raise UserError(f'{path}: expected the SHA-256 {found.field("sha256").value}, got another, as the file was '
+      content.field(name).whole()
+    if content.field('file').text() != path.name or user_files.sha256(path) != content.field('sha256').text():
+      raise UserError(f'{path}: expected the SHA-256 {content.field("sha256").value}, got another, as the file was '
                       'changed or the disk is damaged. The same command writes it again.')
   except UserError as error:
     note.unlink()
     raise TemporaryError(str(error)) from None
-  return found.object()
+  return content.object()
 
 
 def _finish(work: Work, notes: Sequence[Mapping[str, Any]]) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import logging
 import pathlib
@@ -30,14 +29,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from vit_jax.core import trees
 from vit_jax.core.contracts import EvalLoader, Prepare
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.core.numerics import BATCH_AXES
 from vit_jax.core.types import Array, Batch, HostArray, PyTree
-from vit_jax.evaluate import problems, store
+from vit_jax.evaluate import store
+from vit_jax.evaluate.results import check_counted, check_finite, check_size, started_ahead
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record.progress import TaskProgress
 
@@ -122,10 +121,8 @@ class Store:
     table = self._read_embedded(identity, weights, layout)
     if table is None and self._folder is not None:
       table = _read_folder(self._folder / what / weights[:_NAME], identity, weights, layout)
-    is_everywhere = table is not None
-    if jax.process_count() > 1:  # computing features needs all processes
-      is_everywhere = bool(np.all(multihost_utils.process_allgather(np.array(is_everywhere))))
-    if table is None or not is_everywhere:
+    is_everywhere = multihost_utils.process_allgather(np.array(table is not None)).all()
+    if table is None or not is_everywhere:  # computing features needs all processes
       return None
     self._kept[what] = (weights, layout, table)
     return table
@@ -163,23 +160,28 @@ class Store:
 
   def _read_embedded(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
     """Reads this process's rows from the first of the embedded files that has them."""
-    differing = []
-    for written in self._embedded:
-      other = [name for name in identity if written.info['identity'].get(name) != identity[name]]
-      if not other and written.info['features_digest'] == weights:
-        log.info('Features are read from %s.', written.path)
-        return _read([written], layout)
-      differing.append(f'{written.path} ({", ".join(sorted(other)) or "weights"})')
-    if differing:
+    others = []
+    for file in self._embedded:
+      if not (differing := _differing(file, identity, weights)):
+        log.info('Features are read from %s.', file.path)
+        return _read([file], layout)
+      others.append(f'{file.path} ({differing})')
+    if others:
       log.warning('Features are computed for %s examples of %s: expected files of vit-jax embed with the same data, '
                   'images, network and weights, got others in what is named: %s.', f'{layout.num_examples:,}',
-                  identity.get('data', '')[:_NAME], '; '.join(differing))
+                  identity.get('data', '')[:_NAME], '; '.join(others))
     return None
 
 
 def _name(identity: Mapping[str, str]) -> str:
   """Returns the name of the folder of an identity."""
   return hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[:_NAME]
+
+
+def _differing(file: store.Written, identity: Mapping[str, str], weights: str) -> str:
+  """Returns the names of what differs between the features in a file and those of an identity and weights."""
+  differing = [name for name in identity if file.info['identity'].get(name) != identity[name]]
+  return ', '.join(sorted([*differing, *(['weights'] if file.info['features_digest'] != weights else [])]))
 
 
 def _empty(layout: Layout, width: int, folder: pathlib.Path | None) -> Table:
@@ -213,24 +215,17 @@ def _read_folder(folder: pathlib.Path, identity: Mapping[str, str], weights: str
   """
   try:
     files = [store.open_complete(path) for path in sorted(folder.glob('*.parquet'))]
+    others = [(file.path, differing) for file in files if (differing := _differing(file, identity, weights))]
+    # With fewer examples another process has not written its file.
+    if not others and layout.num_examples == sum(file.info['num_rows'] + file.info['num_bad'] for file in files):
+      return _read(files, layout, folder)
   except (UserError, TemporaryError, OSError) as error:
     log.warning('The features in %s are damaged and computed again: %s', folder, error)
     return None
-  for path, info, _ in files:
-    other = [name for name in identity if info['identity'].get(name) != identity[name]]
-    if info['features_digest'] != weights:
-      raise UserError(f'{path}: expected features of the evaluated weights (digest {weights[:_NAME]}), got those of '
-                      f'others ({info["features_digest"][:_NAME]}). Remove {folder}, so that they are extracted again.')
-    if other:
-      raise UserError(f'{path}: expected the features that its folder is named after, got others '
-                      f'({", ".join(sorted(other))} differ). Remove {folder}, so that they are extracted again.')
-  if sum(info['num_rows'] + info['num_bad'] for _, info, _ in files) != layout.num_examples:
-    return None  # another process has not written its file
-  try:
-    return _read(files, layout, folder)
-  except (UserError, TemporaryError, OSError) as error:
-    log.warning('The features in %s are damaged and computed again: %s', folder, error)
-    return None
+  for path, differing in others:
+    raise UserError(f'{path}: expected the features that its folder is named after, got others ({differing} differ). '
+                    f'Remove {folder}, so that they are extracted again.')
+  return None
 
 
 def _read(files: Sequence[store.Written], layout: Layout, folder: pathlib.Path | None = None) -> Table:
@@ -284,18 +279,18 @@ class Split:
 
   def __init__(self, reader: Reader, prepare: Prepare, loader: EvalLoader, *, batch_size: int, mesh: Mesh,
                store: Store, identity: Mapping[str, str], name: str, bar: bool = False) -> None:
-    problems.check_size(name, loader.num_examples)
+    check_size(name, loader.num_examples)
     self.name, self.mesh, self.num_examples = name, mesh, loader.num_examples
     self._reader, self._prepare, self._loader, self._store = reader, prepare, loader, store
     self._identity, self._bar = identity, bar
     self._shard = meshes.local_rows(mesh)
-    self._layout = Layout(loader.num_examples, batch_size, self._shard.count, self._shard.parts)
+    self.layout = Layout(loader.num_examples, batch_size, self._shard.count, self._shard.parts)
     self.spent_s = 0.
     """Seconds that the last call of `table` needed to compute features; 0 = they were stored."""
 
-  @property
-  def layout(self) -> Layout:
-    return self._layout
+  def check_counted(self, num_counted: int) -> None:
+    """Raises UserError if the split has no valid example."""
+    check_counted(self.name, num_counted, self.num_examples)
 
   def count(self, unit: str, total: int, *, repeats: int = 1) -> TaskProgress:
     """Returns the progress display of work on the split, the first of several if it is done `repeats` times."""
@@ -310,7 +305,7 @@ class Split:
     table = self.stored(selected)
     began, self.spent_s = time.monotonic(), 0.
     if table is None:
-      table = self._store.make(self._identity, digest(selected), self._layout, self._counted(selected))
+      table = self._store.make(self._identity, digest(selected), self.layout, self._counted(selected))
       self.spent_s = time.monotonic() - began
     return table
 
@@ -320,34 +315,32 @@ class Split:
     Raises:
       UserError: the features on disk are of other weights.
     """
-    return self._store.find(self._identity, digest(selected), self._layout)
+    return self._store.find(self._identity, digest(selected), self.layout)
 
   def place(self, table: Table, start: int = 0, stop: int | None = None) -> dict[str, Array]:
     """Places rows `start` to `stop` of all G parts on the mesh: `features [G, R, D]`, `label example mask [G, R]`.
 
     Rows beyond the end are padding with mask 0.
     """
-    return self._put(table, start, self._layout.num_rows if stop is None else stop)
-
-  def place_chosen(self, table: Table, examples: HostArray) -> dict[str, Array]:
-    """Places the rows of some examples, given by their positions in the split, on the mesh; see `place`."""
-    part, row = self._layout.find(examples)
-    most = int(np.bincount(part).max())
-    chosen = tuple(Rows(*(x[row[part == own]] for x in rows))
-                   for own, rows in zip(self._layout.parts, table, strict=True))
-    return self._put(chosen, 0, most)
-
-  def _put(self, table: Table, start: int, stop: int) -> dict[str, Array]:
-    sharding = NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
+    stop = self.layout.num_rows if stop is None else stop
 
     def put(name: str) -> Array:
       parts = [getattr(rows, name)[start:stop] for rows in table]
       local = np.zeros((len(parts), stop - start, *parts[0].shape[1:]), parts[0].dtype)
-      for place, part in enumerate(parts):
-        local[place, :len(part)] = part
-      return jax.make_array_from_process_local_data(sharding, local, (self._shard.count, *local.shape[1:]))
+      for number, part in enumerate(parts):
+        local[number, :len(part)] = part
+      return jax.make_array_from_process_local_data(
+          meshes.batch_sharding(self.mesh), local, (self._shard.count, *local.shape[1:]))
 
     return {name: put(name) for name in Rows._fields}
+
+  def place_chosen(self, table: Table, examples: HostArray) -> dict[str, Array]:
+    """Places the rows of some examples, given by their positions in the split, on the mesh; see `place`."""
+    part, row = self.layout.find(examples)
+    most = int(np.bincount(part).max())
+    chosen = tuple(Rows(*(column[row[part == number]] for column in rows))
+                   for number, rows in zip(self.layout.parts, table, strict=True))
+    return self.place(chosen, 0, most)
 
   def extract(self, selected: PyTree) -> Iterator[tuple[Rows, int]]:
     """Yields rows `[P, b, …]` batch by batch, with the number of valid examples on all processes.
@@ -357,15 +350,11 @@ class Split:
     Raises:
       UserError: features are not finite.
     """
-    waiting: tuple[Array, Array, Batch] | None = None
-    for batch in itertools.chain(self._loader.batches(), [None]):
-      ahead = None if batch is None else self._begin(selected, batch)
-      if waiting is not None:
-        features, counts, rows = waiting
-        broken, counted = jax.device_get(counts).tolist()
-        problems.check_finite(self.name, broken, selected)
-        yield self._fetch(features, rows), counted
-      waiting = ahead
+    for features, counts, batch in started_ahead(self._begin(selected, batch) for batch in self._loader.batches()):
+      broken, counted = jax.device_get(counts).tolist()
+      check_finite(self.name, broken, selected)
+      others = (np.asarray(batch[name]).reshape(-1, self.layout.size) for name in ('label', 'index', 'mask'))
+      yield Rows(local_parts(features), *others), counted
 
   def _counted(self, selected: PyTree) -> Iterator[Rows]:
     """Yields the rows of all batches, with progress."""
@@ -373,9 +362,9 @@ class Split:
     with self.count('images', self.num_examples) as progress:
       for number, (rows, counted) in enumerate(self.extract(selected), 1):
         num_counted += counted
-        progress.update(number * self._layout.batch_size)
+        progress.update(number * self.layout.batch_size)
         yield rows
-    problems.check_counted(self.name, num_counted, self.num_examples)
+    self.check_counted(num_counted)
 
   def _begin(self, selected: PyTree, batch: Batch) -> tuple[Array, Array, Batch]:
     placed = meshes.put_batch({name: batch[name] for name in ('image', 'mask')}, self.mesh, self._shard)
@@ -384,13 +373,6 @@ class Split:
     except UserError as error:  # raised while tracing, from shapes
       raise UserError(f'{self.name}: {error}') from None
     return features, counts, batch
-
-  def _fetch(self, features: Array, batch: Batch) -> Rows:
-    """Returns this process's rows of one batch, part by part."""
-    own = local_parts(features)
-    size = self._layout.size
-    other = [np.asarray(batch[name]).reshape(-1, size) for name in ('label', 'index', 'mask')]
-    return Rows(own, *other)
 
 
 def local_parts(x: Array) -> HostArray:
@@ -401,8 +383,7 @@ def local_parts(x: Array) -> HostArray:
 
 def gather(placed: dict[str, Array], mesh: jax.sharding.Mesh) -> dict[str, HostArray]:
   """Gathers arrays that are split over a mesh on every host. Every process must call it."""
-  whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  return jax.device_get(jax.jit(lambda x: x, out_shardings=whole)(placed))
+  return jax.device_get(jax.jit(lambda x: x, out_shardings=meshes.replicated(mesh))(placed))
 
 
 def digest(selected: PyTree) -> str:

@@ -270,11 +270,11 @@ def _complete(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes
   """Writes all shards to one file, reads it back, and moves it to its place.
 
   Args:
-    read_file: reads a shard, and the file, which has the same format.
+    read_file: reads the file.
     write: writes the file with this info.
   """
   totals = {**info, **_totals(notes)}
-  wanted = _sums((block for note in notes for block in read_file(part / note['file'], info)), info['what'])
+  wanted = _sums((block for note in notes for block in _read_parquet_file(part / note['file'], info)), info['what'])
   sealed = _sealed(totals, wanted)
   with files.replacing(target, beside=part, is_new=True) as half:
     write(half, sealed)
@@ -354,16 +354,8 @@ def _read_parquet_file(path: pathlib.Path, info: Info) -> Iterator[Block]:
 
 # --- NPZ ---
 
-def _write_npz(path: pathlib.Path, block: Block, info: Info) -> int:
-  good = block.good()
-  with open(path, 'wb') as file:
-    np.savez(file, id=good.id, name=np.array([text(name) for name in good.name], np.str_), label=good.label,
-             **{info['what']: good.values})  # type: ignore[arg-type]
-  return len(good.id)
-
-
 def _finish_npz(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
-  """Writes one archive from those of the shards, an array after the other."""
+  """Writes one archive from the shards, an array after the other."""
   num, letters = _totals(notes)['num_rows'], max(1, max(note['name_bytes'] for note in notes))
   columns = {'id': ('<i8', (num,)), 'label': ('<i4', (num,)), 'name': (f'<U{letters}', (num,)),
              info['what']: ('<f4', (num, *info['shape']))}
@@ -379,8 +371,9 @@ def _finish_npz(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Not
         with member(name) as out:
           np.lib.format.write_array_header_2_0(out, {'descr': dtype, 'fortran_order': False, 'shape': shape})
           for note in notes:
-            piece = archives.read_npz(part / note['file'], [name])[name]
-            out.write(np.ascontiguousarray(piece.astype(dtype)).tobytes())
+            column = parquet.read_table(part / note['file'], columns=[name])[name].combine_chunks()
+            values = (column.flatten() if name == info['what'] else column).to_numpy(zero_copy_only=False)
+            out.write(np.ascontiguousarray(values.astype(dtype)).tobytes())
   _complete(part, target, info, notes, _read_npz, write)
 
 
@@ -398,5 +391,5 @@ def _read_npz(path: pathlib.Path, info: Info) -> Iterator[Block]:
 
 FOLDER = Format('.parquet', _write_parquet, finish_folder, _folder_info, _read_parquet)
 FILES = {'.parquet': Format('.parquet', _write_parquet, _finish_parquet, read_parquet_info, _read_parquet_file),
-         '.npz': Format('.npz', _write_npz, _finish_npz, _npz_info, _read_npz)}
+         '.npz': Format('.parquet', _write_parquet, _finish_npz, _npz_info, _read_npz)}
 """Formats of single files by suffix."""

@@ -23,7 +23,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import geometry, masks
 from vit_jax.data.image.decode import Window
-from vit_jax.evaluate import confusion, mask_overlay, upsample
+from vit_jax.evaluate import pixels
 from vit_jax.evaluate.segmentation import Probe
 from vit_jax.inspect import embeddings, figures, html_pages
 from vit_jax.inspect.model import Model
@@ -95,7 +95,7 @@ def write(network: Model, name: str, images: Sequence[HostArray], paths: Sequenc
   pictures = _write_pictures(to / 'dense', images, paths, drawn, class_names)
   arrays = {'components': found.parts.reshape(*grids, 3), 'share': found.share}
   np.savez_compressed(to / 'dense.npz', **arrays if scores is None else arrays | {'scores': scores})  # type: ignore[arg-type]
-  text = _numbers(found.share, confusion.scores(np.sum(matrices, 0)) if matrices else None)
+  text = _numbers(found.share, pixels.scores(np.sum(matrices, 0)) if matrices else None)
   _write_page(to, name, network, pictures, text)
   return text
 
@@ -167,7 +167,7 @@ def _draw(image: HostArray, path: str, colors: dict[str, HostArray], scores: Hos
   if folder:
     true = _read_mask(folder, path, image.shape[:2], probe)
     found['labels'] = true
-    matrix = confusion.count(true, predicted, len(probe.class_names))
+    matrix = pixels.count(true, predicted, len(probe.class_names))
     gray = np.repeat(np.asarray(Image.fromarray(image).convert('L'))[..., None], 3, -1)
     wrong = (true >= 0) & (predicted != true)
     errors = np.where(wrong[..., None], np.round(.3 * gray + .7 * _WRONG), .6 * gray + 60).astype(np.uint8)
@@ -178,9 +178,9 @@ def _draw(image: HostArray, path: str, colors: dict[str, HostArray], scores: Hos
 
 def _at_pixels(scores: HostArray, size: tuple[int, ...], window: tuple[int, int]) -> HostArray:
   """Returns the class of each pixel of an image, `[H, W]` i32, from scores of tokens `[h, w, C]`."""
-  rows, columns = (upsample.spans(size[axis], window[axis], window[axis], window[axis], scores.shape[axis])
+  rows, columns = (pixels.spans(size[axis], window[axis], window[axis], window[axis], scores.shape[axis])
                    for axis in (0, 1))
-  return upsample.predict(scores[None].astype(np.float32), rows, columns, (size[0], size[1]))
+  return pixels.upsample(scores[None].astype(np.float32), rows, columns, (size[0], size[1]))
 
 
 def _read_mask(folder: str, path: str, size: tuple[int, ...], probe: Probe) -> HostArray:
@@ -224,7 +224,7 @@ def _write_pictures(folder: pathlib.Path, images: Sequence[HostArray], paths: Se
     stem = stems[number] if stems.count(stems[number]) == 1 else f'{stems[number]}_{number}'
     while stem in stems and stem != stems[number]:
       stem += '_'
-    picture = mask_overlay.draw(_at(image, _drawn_px(image)), one.found, class_names, before=one.before,
+    picture = pixels.draw(_at(image, _drawn_px(image)), one.found, class_names, before=one.before,
                                 after=one.after)
     png = html_pages.to_png(picture)
     (folder / f'{stem}.png').write_bytes(png)
@@ -232,7 +232,7 @@ def _write_pictures(folder: pathlib.Path, images: Sequence[HostArray], paths: Se
   return found
 
 
-def _numbers(share: HostArray, scores: confusion.Scores | None) -> str:
+def _numbers(share: HostArray, scores: pixels.Scores | None) -> str:
   text = f'The three components have {", ".join(f"{part:.1%}" for part in share)} of the variance of the tokens.'
   return text if scores is None else (
       f'{text} Over these images: mIoU {scores.miou:.2%}, accuracy {scores.accuracy:.2%} of the pixels.')

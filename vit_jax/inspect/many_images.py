@@ -69,15 +69,15 @@ class Wanted:
       if not intermediates.is_layered(backbone):
         raise UserError(f'--blocks: expected none for {type(found.model).__name__}, which has no blocks to read after, '
                         f'got {", ".join(map(str, self.blocks))}. Remove --blocks.')
-      return resources.Tapped(backbone, schema.FeatureLayers(self.blocks))
-    probabilities = functools.partial(embedding.Probabilities, is_sigmoid=found.is_sigmoid)
-    readers: dict[str, Callable[[Any], Reader]] = {
-        FEATURES: resources.Pooled, PROBABILITIES: probabilities, TOKENS: embedding.Tokens}
-    if self.project is not None:
-      readers[VECTORS] = functools.partial(embedding.Vectors, project=self.project)
+      return functools.partial(resources.tapped, backbone, schema.FeatureLayers(self.blocks))
+    readers: dict[str, Reader] = {
+        FEATURES: functools.partial(resources.pooled, view), TOKENS: functools.partial(embedding.tokens, view),
+        PROBABILITIES: functools.partial(embedding.probabilities, view, found.is_sigmoid)}
+    if (project := self.project) is not None:
+      readers[VECTORS] = lambda selected, image: project(resources.pooled(view, selected, image))
     if self.what not in readers:
       raise UserError(f'what: expected one of {", ".join(readers)}, got {self.what!r}. Choose one of these.')
-    return readers[self.what](view)
+    return readers[self.what]
 
 
 def embed(found: Weights, source: Source, to: pathlib.Path, *, wanted: Wanted, recipe: schema.Recipe,

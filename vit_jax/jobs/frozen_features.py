@@ -20,8 +20,7 @@ import jax
 from vit_jax.config import check, files, schema
 from vit_jax.core import documents
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.evaluate import evaluators as evaluation
-from vit_jax.evaluate import final as results
+from vit_jax.evaluate import results
 from vit_jax.jobs import build, evaluate
 from vit_jax.record import checkpoint_files, console, run_directory, storage
 from vit_jax.weights.network import Weights
@@ -117,7 +116,7 @@ def _compare(workdir: storage.Path, config: schema.Config, data: build.Data, net
   check.check(evaluated)
   subject = evaluate.of_weights(evaluated, network, has_head=False)
   shared = subject.open_resources(data)
-  measured = results.measure(evaluation.build(shared), subject.viewed, subject.state).results
+  measured = results.measure(shared.evaluators(), subject.viewed, subject.state).results
   console.end_stage()
   knn, logistic = (list(measured[name].values())[0] for name in evals)  # frozen features have a single view
   compared = Compared(knn.score, logistic.score, knn.num_examples, round(time.monotonic() - began, 1))

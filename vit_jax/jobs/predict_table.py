@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import json
 import logging
 import pathlib
@@ -62,8 +63,8 @@ def write(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str], t
     UserError: `to` has other content.
   """
   source, view = image_list.ImageList(paths), inference.view(model.weights)
-  reader = ByTexts(view, classifier) if isinstance(classifier, ZeroShot) else embedding.Probabilities(
-      view, model.weights.is_sigmoid)
+  reader = ByTexts(view, classifier) if isinstance(classifier, ZeroShot) else functools.partial(
+      embedding.probabilities, view, model.weights.is_sigmoid)
   extractor = many_images.extract(model.weights, reader, source, recipe=model.recipe, batch_size=many_images.BATCH)
   info = _describe(model, classifier, source, extractor=extractor, top=top)
   console.begin_stage('compiling, reading the first images')
