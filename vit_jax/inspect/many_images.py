@@ -71,8 +71,9 @@ class Wanted:
                         f'got {", ".join(map(str, self.blocks))}. Remove --blocks.')
       return functools.partial(resources.tapped, backbone, schema.FeatureLayers(self.blocks))
     readers: dict[str, Reader] = {
-        FEATURES: functools.partial(resources.pooled, view), TOKENS: functools.partial(embedding.tokens, view),
-        PROBABILITIES: functools.partial(embedding.probabilities, view, found.is_sigmoid)}
+        FEATURES: functools.partial(resources.pooled, view),
+        PROBABILITIES: functools.partial(embedding.probabilities, view, found.is_sigmoid),
+        TOKENS: functools.partial(embedding.tokens, view)}
     if (project := self.project) is not None:
       readers[VECTORS] = lambda selected, image: project(resources.pooled(view, selected, image))
     if self.what not in readers:
