@@ -150,44 +150,44 @@ def values(rows: range) -> np.ndarray:
 
 
 def embed(name: str, form: str, folder: pathlib.Path) -> None:
-  from vit_jax.evaluate import embedding, embedding_files
-  from vit_jax.evaluate.embedding_files import Block
+  from vit_jax.evaluate import embedding, store
+  from vit_jax.evaluate.store import Block
 
   def compute(rows: range) -> Block:
     block = Block.empty(rows, (WIDTH,))
     return dataclasses.replace(block, name=[f'{i}.png' for i in rows], values=values(rows),
                                label=np.array(rows, np.int32) % 3)
-  info = {'format': embedding_files.FORMAT, 'what': 'features', 'shape': [WIDTH], 'dtype': 'float32', 'blocks': [],
+  info = {'format': store.FORMAT, 'what': 'features', 'shape': [WIDTH], 'dtype': 'float32', 'blocks': [],
           'num_examples': NUM, 'per_shard': 4, 'identity': IDENTITY, 'features_digest': 'weights'}
   folder.mkdir(parents=True, exist_ok=True)
   target = folder / name
-  assert embedding.write(embedding.Work(target, info, embedding_files.choose(target, form)), compute) is not None
+  assert embedding.write(embedding.Work(target, info, store.choose(target, form)), compute) is not None
 
 
 def table(store: Any) -> Any:
-  from vit_jax.evaluate.store import Layout
+  from vit_jax.evaluate.features import Layout
   found = store.find(IDENTITY, 'weights', Layout(NUM, 4, 1, (0,)))
   return None if found is None else [np.asarray(x).tolist() for x in found[0]]
 
 
 def read_embedded(folder: pathlib.Path) -> Any:
-  from vit_jax.evaluate.store import Store
+  from vit_jax.evaluate.features import Store
   return table(Store(None, [next(folder.iterdir())]))
 
 
 def make_store(folder: pathlib.Path) -> None:
-  from vit_jax.evaluate.store import Layout, Rows, Store
+  from vit_jax.evaluate.features import Layout, Rows, Store
   layout = Layout(NUM, 4, 1, (0,))
   batches = []
   for start in range(0, NUM, 4):
     rows = range(start, start + 4)
     batches.append(Rows(values(rows)[None], np.array([rows], np.int32) % 3, np.array([rows], np.int32),
-                        np.ones((1, 4), np.float32)))
+                        np.array([[row < NUM for row in rows]], np.float32)))
   Store(folder).make(IDENTITY, 'weights', layout, batches)
 
 
 def read_store(folder: pathlib.Path) -> Any:
-  from vit_jax.evaluate.store import Store
+  from vit_jax.evaluate.features import Store
   return table(Store(folder))
 
 

@@ -194,7 +194,7 @@ def test_shards_that_changed_while_others_were_made_are_made_again(
     command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
   words, to = command('embed to a file')
   interrupted('embed', words, monkeypatch)
-  [shard] = to.parent.glob('*.part/features-00000-*.npz')
+  [shard] = to.parent.glob('*.part/features-00000-*.parquet')
   content = bytearray(shard.read_bytes())
   content[-40] ^= 1
   shard.write_bytes(content)

@@ -10,8 +10,7 @@ import programs
 
 from vit_jax.config import schema
 from vit_jax.core.types import Array, Batch, Features, Outputs, PyTree
-from vit_jax.evaluate.features import Split
-from vit_jax.evaluate.store import Store
+from vit_jax.evaluate.features import Split, Store
 
 MESHES = programs.MESHES | {'data=2': schema.Mesh(2, 1, 1)}
 

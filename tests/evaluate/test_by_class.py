@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 
-from vit_jax.evaluate import by_class, final
+from vit_jax.evaluate import by_class, results
 from vit_jax.evaluate.results import Guesses
 
 NAMES = ['a', 'b, "c"', 'd', 'e', 'f', 'g', 'h', 'never']
@@ -64,22 +64,22 @@ def test_the_csv_file_has_every_number_exactly() -> None:
 
 def test_the_saved_mistakes_are_the_most_confident_ones_of_each_class_in_a_bounded_number(
     monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(final, 'NUM_OF_CLASS', 2)
+  monkeypatch.setattr(results, 'NUM_OF_CLASS', 2)
   label, predicted = np.array([0, 0, 0, 0, 1, 1, 2]), np.array([1, 1, 2, 0, 1, 0, 0])
   probability = np.array([.5, .9, .7, .99, .9, .3, .6])
   guesses = Guesses(np.arange(7), label, predicted[:, None], probability[:, None])
-  assert final.choose_mistakes(guesses) == [1, 6, 5, 2]  # the first of each class, then the second of class 0
-  monkeypatch.setattr(final, 'NUM_WRONG', 2)
-  assert final.choose_mistakes(guesses) == [1, 6]
+  assert results.choose_mistakes(guesses) == [1, 6, 5, 2]  # the first of each class, then the second of class 0
+  monkeypatch.setattr(results, 'NUM_WRONG', 2)
+  assert results.choose_mistakes(guesses) == [1, 6]
 
 
 def test_saved_images_are_small() -> None:
-  assert final._thumbnail(np.zeros((200, 400, 3), np.uint8)).shape == (80, 160, 3)
-  assert final._thumbnail(np.ones((16, 16, 3), np.uint8)).shape == (16, 16, 3)
+  assert results._thumbnail(np.zeros((200, 400, 3), np.uint8)).shape == (80, 160, 3)
+  assert results._thumbnail(np.ones((16, 16, 3), np.uint8)).shape == (16, 16, 3)
 
 
 @pytest.mark.parametrize(('metric', 'value', 'shown'), [
     ('top1_k20', .98765, '98.77 %'), ('nll', 1.23456, '1.2346'), ('l2', 1e-6, '1e-06'), ('l2', 3.1623e-4, '0.000316'),
     ('l2', 0., '0.0000')])
 def test_small_numbers_are_not_shown_as_zero(metric: str, value: float, shown: str) -> None:
-  assert final.format_number(metric, value) == shown
+  assert results.format_number(metric, value) == shown

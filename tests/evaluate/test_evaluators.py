@@ -107,11 +107,11 @@ def test_features_of_the_newest_weights_stay_beside_the_run(done: pathlib.Path) 
 def test_evaluating_again_gives_the_same_and_reads_features_from_disk(
     done: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
   before = load(done / 'evaluate.json')['metrics']
-  files = {path: path.stat().st_mtime_ns for path in (done / 'features').rglob('*.npy')}
+  files = {path: path.stat().st_mtime_ns for path in (done / 'features').rglob('*.parquet')}
   assert run(done, '--config.evals=knn,few') == 0
   after = load(done / 'evaluate.json')['metrics']
   assert after == {name: value for name, value in before.items() if name.startswith(('knn', 'few'))}
-  assert files == {path: path.stat().st_mtime_ns for path in (done / 'features').rglob('*.npy')}
+  assert files == {path: path.stat().st_mtime_ns for path in (done / 'features').rglob('*.parquet')}
   out = capsys.readouterr().out
   assert 'knn (ema, 90 images): top1_k5' in out and '2shot_std' in out and '_seed' not in out
   assert 'knn took ' in out and 'of which features' not in out

@@ -1,7 +1,6 @@
 """Features of a split, and the store they are kept in: whole, of these weights, and of nothing else."""
 from __future__ import annotations
 
-import json
 import logging
 import mmap
 import pathlib
@@ -12,7 +11,8 @@ import pytest
 
 from tests.evaluate import rows
 from vit_jax.core.errors import UserError
-from vit_jax.evaluate.store import Layout, Store
+from vit_jax.evaluate import store
+from vit_jax.evaluate.features import Layout, Store
 
 FEATURES, LABEL = rows.clusters(37, classes=3, width=5, seed=0)
 
@@ -61,12 +61,12 @@ def test_a_layout_says_where_examples_are() -> None:
 
 
 def test_features_are_taken_once_for_all_evaluations_of_a_job() -> None:
-  loader, store = rows.Loader(FEATURES, LABEL, 6), Store(None)
-  one, two = (rows.split(loader, store=store) for _ in range(2))
+  loader, shared = rows.Loader(FEATURES, LABEL, 6), Store(None)
+  one, two = (rows.split(loader, store=shared) for _ in range(2))
   assert one.table(rows.weights()) is two.table(rows.weights()) and loader.passes == 1
   two.table(rows.weights(2.))
   assert loader.passes == 2
-  rows.split(loader, store=store, reader='another').table(rows.weights(2.))
+  rows.split(loader, store=shared, reader='another').table(rows.weights(2.))
   assert loader.passes == 3
 
 
@@ -99,57 +99,58 @@ def test_only_the_newest_weights_stay_on_disk(tmp_path: pathlib.Path) -> None:
   split = rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path)
   for scale in (1., 2., 3.):
     np.testing.assert_array_equal(by_example(split, scale), FEATURES * np.float32(scale))
-  assert len(list(tmp_path.glob('*/*'))) == 1 and not list(tmp_path.rglob('*.part'))
+  assert len([path for path in tmp_path.rglob('*') if path.is_file()]) == len(list(tmp_path.glob('*/*'))) == 1
 
 
-def only(folder: pathlib.Path, ending: str) -> pathlib.Path:
-  [found] = folder.rglob(f'*{ending}')
-  return found
+def only(folder: pathlib.Path) -> pathlib.Path:
+  [path] = folder.rglob('*.parquet')
+  return path
 
 
-@pytest.mark.parametrize(('ending', 'how'), [
-    ('.features.npy', 'flipped'), ('.rows.npy', 'flipped'), ('.features.npy', 'cut'), ('.features.npy', 'missing'),
-    ('.json', 'cut'), ('.json', 'missing')])
-def test_damaged_or_partial_features_are_taken_again(ending: str, how: str, tmp_path: pathlib.Path,
+@pytest.mark.parametrize('how', ['flipped', 'cut', 'missing'])
+def test_damaged_or_partial_features_are_taken_again(how: str, tmp_path: pathlib.Path,
                                                      caplog: pytest.LogCaptureFixture) -> None:
   by_example(rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path))
-  path = only(tmp_path, ending)
+  path = only(tmp_path)
   content = bytearray(path.read_bytes())
-  content[-9] ^= 1
   match how:
     case 'missing':
       path.unlink()
     case 'cut':
       path.write_bytes(content[:-20])
     case _:
+      content[100] ^= 1
       path.write_bytes(content)
   again = rows.Loader(FEATURES, LABEL, 6)
   with caplog.at_level(logging.WARNING):
     np.testing.assert_array_equal(by_example(rows.split(again, folder=tmp_path)), FEATURES)
-  said = 'damaged' in caplog.text or 'cannot be read' in caplog.text
-  assert again.passes == 1 and said is ((ending, how) != ('.json', 'missing'))
+  assert again.passes == 1 and ('are damaged and computed again' in caplog.text) is (how != 'missing')
 
 
 def test_features_of_other_weights_are_refused(tmp_path: pathlib.Path) -> None:
-  split = rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'a')
-  split.table(rows.weights(2.))
-  other = rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'b')
-  other.table(rows.weights())
-  right, wrong = only(tmp_path / 'b', '.json').parent, only(tmp_path / 'a', '.json').parent
-  shutil.rmtree(right)
-  shutil.copytree(wrong, right)
-  with pytest.raises(UserError, match='features of the evaluated weights .digest .*, got those of others .* Remove '):
+  rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'a').table(rows.weights(2.))
+  split = rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'b')
+  split.table(rows.weights())
+  shutil.copy(only(tmp_path / 'a'), only(tmp_path / 'b'))
+  with pytest.raises(UserError, match=r'that its folder is named after, got others \(weights differ\). Remove '):
     rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'b').table(rows.weights())
 
 
 def test_features_of_other_data_in_a_folder_of_this_name_are_refused(tmp_path: pathlib.Path) -> None:
-  rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path).table(rows.weights())
-  path = only(tmp_path, '.json')
-  info = json.loads(path.read_text())
-  info['identity']['data'] = 'elsewhere'
-  path.write_text(json.dumps(info))
+  rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'a', name='elsewhere').table(rows.weights())
+  rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'b').table(rows.weights())
+  shutil.copy(only(tmp_path / 'a'), only(tmp_path / 'b'))
   with pytest.raises(UserError, match=r'that its folder is named after, got others \(data differ'):
-    rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path).table(rows.weights())
+    rows.split(rows.Loader(FEATURES, LABEL, 6), folder=tmp_path / 'b').table(rows.weights())
+
+
+def test_the_files_of_a_run_are_read_as_those_of_embed(tmp_path: pathlib.Path) -> None:
+  by_example(rows.split(rows.Loader(FEATURES, LABEL, 6, bad=(4,)), folder=tmp_path))
+  written = store.open_complete(only(tmp_path))
+  assert written.info['num_rows'] == 36 and written.info['num_bad'] == 1
+  again = rows.Loader(FEATURES, LABEL, 8)
+  found = by_example(rows.split(again, store=Store(None, [written.path])))
+  assert again.passes == 0 and np.flatnonzero(np.isnan(found[:, 0])).tolist() == [4]
 
 
 def test_weights_that_are_not_finite_are_named_and_nothing_is_kept(tmp_path: pathlib.Path) -> None:

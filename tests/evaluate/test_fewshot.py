@@ -1,6 +1,7 @@
 """Few-shot accuracy against NumPy, over any batch size and mesh; shots that are drawn by seed alone."""
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 
@@ -15,7 +16,7 @@ from vit_jax.config import check, files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Features, Outputs
 from vit_jax.data.image import geometry
-from vit_jax.evaluate import fewshot, final, resources, ridge
+from vit_jax.evaluate import fewshot, linear, resources, results, ridge
 from vit_jax.evaluate.features import Split
 
 CLASSES, WIDTH, SHOTS = 4, 9, (1, 3)
@@ -72,7 +73,7 @@ def test_shots_are_taken_from_stored_features_of_the_whole_split(size: int, mesh
 
 def test_of_further_penalties_the_shots_choose() -> None:
   sweep = (1., 4096.)
-  metrics = evaluator(40, 'one', sweep=sweep).run(rows.weights(), 0)
+  metrics = evaluator(40, 'one', sweep=sweep).measure(rows.weights()).metrics
   three = [one for one in DRAWS if one.num == 3]
   for penalty in (64., *sweep):
     assert metrics[f'3shot_l2_{penalty:g}'] == pytest.approx(np.mean([accuracy(one, penalty) for one in three]))
@@ -87,14 +88,16 @@ def test_of_further_penalties_the_shots_choose() -> None:
 def test_logits_are_those_of_numpy() -> None:
   one = DRAWS[1]
   fitted = ridge.fit(TRAIN[0][one.examples], TRAIN[1][one.examples], num_classes=CLASSES, penalties=(64.,))
-  got = fewshot.score(TEST[0][None], *(x.astype(np.float32) for x in (fitted.mean, fitted.std, fitted.weights[0])))
+  mean, std, weights = (x.astype(np.float32) for x in (fitted.mean, fitted.std, fitted.weights[0]))
+  got = linear.predict(linear.Linear(weights[:-1], ridge.BIAS * weights[-1]),
+                       linear.standardize(TEST[0][None], mean, std))
   want = ridge.extend((TEST[0] - fitted.mean) / fitted.std) @ fitted.weights[0]
   np.testing.assert_allclose(got[0], want, atol=1e-5)
 
 
 def test_an_undecodable_shot_is_left_out() -> None:
   bad = 2
-  result = evaluator(6, 'one', bad=(bad,)).run(rows.weights(), 0)
+  result = evaluator(6, 'one', bad=(bad,)).measure(rows.weights()).metrics
   each = [accuracy(one, 64., without=(EXAMPLES[bad],)) for one in DRAWS if one.num == 3]
   assert result['3shot'] == pytest.approx(np.mean(each))
 
@@ -103,7 +106,7 @@ def test_a_draw_without_a_decodable_shot_is_refused() -> None:
   (one,) = [one for one in DRAWS if one[:2] == (1, 0)]
   bad = tuple(np.searchsorted(EXAMPLES, one.examples).tolist())
   with pytest.raises(UserError, match='train: expected an example that can be decoded .*, got none among 4'):
-    evaluator(6, 'one', bad=bad).run(rows.weights(), 0)
+    evaluator(6, 'one', bad=bad).measure(rows.weights())
 
 
 def test_shots_are_balanced_nested_and_of_their_class() -> None:
@@ -136,7 +139,7 @@ def test_big_vision_s_protocol_has_the_accuracies_of_its_program(width: int) -> 
   found = fewshot.FewShot(
       rows.split(rows.Loader(train[0][examples], train[1][examples], 8), name='train'),
       rows.split(rows.Loader(*test, 8), name='test'), whole=rows.split(rows.Loader(*train, 8), name='all of train'),
-      examples=examples, draws=draws, num_classes=made.CLASSES, penalty=made.PENALTY).run(rows.weights(), 0)
+      examples=examples, draws=draws, num_classes=made.CLASSES, penalty=made.PENALTY).measure(rows.weights()).metrics
   for shots, each in GOLDEN['accuracy'][str(width)].items():
     np.testing.assert_array_equal([found[f'{shots}shot_seed{seed}'] for seed in range(made.SEEDS)], each)
 
@@ -158,7 +161,7 @@ def test_big_vision_s_protocol_reads_after_the_hidden_layer() -> None:
     def predict(self, selected: object, image: np.ndarray) -> Outputs:
       return Outputs(None, Features(image[:, None], image, (1, 1)))
 
-  read = resources.Hidden(View())
+  read = functools.partial(resources.hidden, View())
   np.testing.assert_allclose(read({'head': params}, jnp.float32(pooled)), np.tanh(pooled @ kernel + bias), atol=1e-6)
   np.testing.assert_array_equal(read({'head': {'kernel': kernel}}, jnp.float32(pooled)), np.float32(pooled))
   np.testing.assert_array_equal(read({}, jnp.float32(pooled)), np.float32(pooled))  # of a network without a head
@@ -174,4 +177,4 @@ def test_big_vision_s_protocol_refuses_other_features() -> None:
 
 def test_few_shot_runs_after_the_evaluations_that_store_features() -> None:
   both = {'few': {'student': evaluator(6, 'one')}, 'test': {'student': object()}}
-  assert final.in_order(both) == ['test', 'few']
+  assert results.in_order(both) == ['test', 'few']

@@ -1,6 +1,7 @@
 """RankMe, deviation, uniformity and alignment against their definitions, their values after a collapse, the alarm."""
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
@@ -87,7 +88,7 @@ class Mean:
 def test_the_other_image_is_the_mirrored_middle() -> None:
   image = np.zeros((1, 8, 8, 3), np.float32)
   image[:, :, 1:4] = 1.  # columns 1 to 3 of the middle, 1 to 6: after the mirror in the right half
-  found = np.asarray(jax.jit(health.Pairs(Mean()))({}, image))[0]
+  found = np.asarray(jax.jit(functools.partial(health.pairs, Mean()))({}, image))[0]
   assert found[:2] == pytest.approx([.75, 0.]) and found[2] < .05 and found[3] > .95
 
 

@@ -55,7 +55,8 @@ def test_it_equals_numpy_for_any_batch_and_mesh(size: int, mesh: str, monkeypatc
 
 def test_bad_examples_and_padding_are_nobodys_neighbors() -> None:
   one = evaluator(6, 'one', bad=(3, 50), ks=(101,))
-  similarity, _ = one.neighbors(rows.weights(), one._test.place(one._test.table(rows.weights()))['features'])
+  test = one._test.place(one._test.table(rows.weights()))
+  similarity, _ = knn.nearest(one._train, rows.weights(), test['features'], max(one._ks))
   finite = np.isfinite(similarity[0, :len(TEST[1])])
   assert finite[:, :99].all() and not finite[:, 99:].any()
 
@@ -63,7 +64,7 @@ def test_bad_examples_and_padding_are_nobodys_neighbors() -> None:
 def test_similarities_and_votes_are_those_of_numpy() -> None:
   one = evaluator(6, 'one')
   test = one._test.place(one._test.table(rows.weights()))
-  similarity, label = map(np.asarray, one.neighbors(rows.weights(), test['features']))
+  similarity, label = map(np.asarray, knn.nearest(one._train, rows.weights(), test['features'], max(one._ks)))
   votes = np.exp(jax.jit(knn.log_votes, static_argnums=(2, 3))(similarity, label, CLASSES, .07))[0, :len(TEST[1])]
   _, want, want_votes = brute()
   np.testing.assert_allclose(similarity[0, :len(TEST[1])], want[:, :20], atol=1e-6)
@@ -74,7 +75,7 @@ def test_similarities_and_votes_are_those_of_numpy() -> None:
 def test_an_undecodable_training_picture_is_nobodys_neighbor() -> None:
   bad = (0, 17, 50)
   keep = np.setdiff1d(np.arange(len(TRAIN[1])), bad)
-  assert evaluator(8, 'data=2', bad=bad).run(rows.weights(), 0) == pytest.approx(brute(keep=keep)[0])
+  assert evaluator(8, 'data=2', bad=bad).measure(rows.weights()).metrics == pytest.approx(brute(keep=keep)[0])
 
 
 def test_of_equal_neighbors_the_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,12 +86,12 @@ def test_of_equal_neighbors_the_first_counts(monkeypatch: pytest.MonkeyPatch) ->
   test = rows.split(rows.Loader(same[:3], np.array([0, 1, 2], np.int32), 8), 'data=8', name='test')
   one = knn.Knn(train, test, num_classes=CLASSES, neighbors=(1, 2), temperature=.07, headline=1)
   placed = test.place(test.table(rows.weights()))
-  _, labels = one.neighbors(rows.weights(), placed['features'])
+  _, labels = knn.nearest(one._train, rows.weights(), placed['features'], max(one._ks))
   np.testing.assert_array_equal(np.asarray(labels)[:3, 0], [[0, 1]] * 3)
 
 
 def test_more_neighbors_than_examples_are_all_of_them() -> None:
-  assert evaluator(40, 'one', ks=(500,)).run(rows.weights(), 0) == pytest.approx(brute((500,))[0])
+  assert evaluator(40, 'one', ks=(500,)).measure(rows.weights()).metrics == pytest.approx(brute((500,))[0])
 
 
 def test_a_part_says_so_in_every_name() -> None:
@@ -104,7 +105,7 @@ def test_accuracies_are_those_of_dinos_program() -> None:
   one = knn.Knn(rows.split(train, name='train'), rows.split(test, name='test'), num_classes=made.CLASSES,
                 neighbors=made.NEIGHBORS, temperature=made.TEMPERATURE, headline=20)
   golden = json.loads(pathlib.Path(__file__).with_name('golden_knn.json').read_text())
-  found = one.run(rows.weights(), 0)
+  found = one.measure(rows.weights()).metrics
   assert found['top5_k5'] < golden.pop('top5_k5')  # there, classes without a vote fill the five places
   np.testing.assert_allclose([found[name] for name in golden], list(golden.values()), rtol=1e-6)  # k / 200 in f32
 
@@ -124,5 +125,5 @@ def test_a_class_without_a_vote_is_never_right(
   split = [rows.split(rows.Loader(x, np.asarray(y, np.int32), 10), name=name)
            for name, x, y in (('train', train, nearest), ('test', test, range(10)))]
   found = knn.Knn(*split, num_classes=10, neighbors=(len(nearest),), temperature=temperature,
-                  headline=len(nearest)).run(rows.weights(), 0)
+                  headline=len(nearest)).measure(rows.weights()).metrics
   assert list(found.values()) == pytest.approx([len(top1) / 10, len(top5) / 10])

@@ -40,8 +40,8 @@ def splits(size: int, mesh: str, bad: tuple[int, ...] = ()) -> dict[str, object]
           'test': rows.split(rows.Loader(*TEST, size), mesh, name='test'), 'num_classes': CLASSES}
 
 
-def logistic_probe(size: int, mesh: str, penalties: tuple[float, ...] = PENALTIES) -> logistic.Logistic:
-  return logistic.Logistic(**splits(size, mesh), penalties=penalties, holdout=.2, max_steps=200)
+def logistic_probe(size: int, mesh: str, penalties: tuple[float, ...] = PENALTIES) -> linear.Evaluator:
+  return logistic.evaluator(**splits(size, mesh), penalties=penalties, holdout=.2, max_steps=200)
 
 
 def test_the_optimum_is_that_of_scikit_learn() -> None:

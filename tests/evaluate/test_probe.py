@@ -75,7 +75,9 @@ def test_training_is_that_of_numpy(recipe: probe.Recipe, rates: tuple[float, ...
 
 
 def test_a_probe_chooses_its_rate_and_learns() -> None:
-  result = probe.Probe(**splits(16, 'one'), recipe=DINO, rates=(1e-6, .1), holdout=.2).measure(rows.weights())
+  split = splits(16, 'one')
+  result = probe.evaluator(split['train'], split['test'], num_classes=CLASSES, recipe=DINO, rates=(1e-6, .1),
+                           holdout=.2).measure(rows.weights())
   assert result.metrics['lr'] == .1 and result.metrics['top1'] > .35 and result.metrics['held_out'] > .35
 
 

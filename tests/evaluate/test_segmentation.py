@@ -21,7 +21,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree
 from vit_jax.data import opening, workers
 from vit_jax.data.image.masks import MaskedImages, MaskValues
-from vit_jax.evaluate import confusion, segmentation
+from vit_jax.evaluate import pixels, segmentation
 from vit_jax.evaluate.tokens import Draw, Tokens
 from vit_jax.weights import saving
 
@@ -86,10 +86,10 @@ def by_hand(root: pathlib.Path) -> dict[str, np.ndarray]:
     weight = np.exp(np.take_along_axis(similarity, near, 1) / .1)
     votes = np.stack([(weight * (y[near] == c)).sum(1) for c in range(3)], 1) / weight.sum(1, keepdims=True)
     for name, scores in (('linear', best.decision_function((token - mean) / std)), ('knn', votes)):
-      pixels = np.asarray(jax.image.resize(scores.reshape(*GRID, 3), (*mask.shape, 3), 'bilinear', antialias=False))
-      best_two = np.sort(pixels[mask >= 0], -1)[:, -2:]
+      resized = np.asarray(jax.image.resize(scores.reshape(*GRID, 3), (*mask.shape, 3), 'bilinear', antialias=False))
+      best_two = np.sort(resized[mask >= 0], -1)[:, -2:]
       assert name == 'knn' or np.diff(best_two).min() > 1e-3  # beyond what the tolerances of the solvers change
-      found[name] += confusion.count(mask, np.round(pixels * 2**16).argmax(-1), 3)
+      found[name] += pixels.count(mask, np.round(resized * 2**16).argmax(-1), 3)
   return found
 
 
@@ -98,7 +98,7 @@ def by_hand(root: pathlib.Path) -> dict[str, np.ndarray]:
 def test_scores_are_those_of_scikit_learn_and_numpy(root: pathlib.Path, mesh: str) -> None:
   result = evaluator(root, mesh).measure(rows.weights())
   for name, method in (('linear', f'linear.l2_{L2:g}'), ('knn', 'knn3.t0.1')):
-    want = confusion.scores(by_hand(root)[name])
+    want = pixels.scores(by_hand(root)[name])
     where = f'{method}.b2.norm.16x24'
     found = [result.metrics[f'{kind}.{where}'] for kind in ('miou', 'accuracy')]
     # A few of 9,208 pixels have votes of two classes that are equal but for rounding.

@@ -17,7 +17,7 @@ from vit_jax import main
 from vit_jax.core import files
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.evaluate import embedding, embedding_files, features
+from vit_jax.evaluate import embedding, features, store
 from vit_jax.evaluate.embedding import Work
 from vit_jax.inspect import many_images
 from vit_jax.inspect.model import Model
@@ -88,7 +88,7 @@ def test_every_format_holds_the_features_of_the_files_in_their_order(
   expected = Model(made.network()).features(paths)
   np.testing.assert_allclose(np.stack([found[path] for path in paths]), expected, atol=2e-6)
   assert info['preprocessing']['exif_orientation'] is True and info['shape'] == [expected.shape[1]]
-  block = next(embedding_files.read(to, *embedding_files.open_complete(to)))
+  block = next(store.open_complete(to).blocks())
   assert block.id[:4].tolist() == [0, 1, 2, 3][:len(block.id)] and (block.label == -1).all()
 
 
@@ -182,7 +182,7 @@ def test_a_folder_whose_last_step_was_stopped_is_completed(folder: pathlib.Path,
   to, whole = tmp_path / 'x', tmp_path / 'whole'
   for path in (whole, to):
     assert run(f'--to={path}', folder, '--format=parquet') == 0
-  plan = json.dumps(embedding_files.planned(json.loads((whole / 'info.json').read_text())))
+  plan = json.dumps(store.planned(json.loads((whole / 'info.json').read_text())))
   part = files.Unfinished(to, plan, ()).folder
   to.rename(part)  # as if it was killed before the folder was renamed
   (part / 'plan.json').write_text(plan)
@@ -199,16 +199,16 @@ def test_a_signal_ends_with_status_75(folder: pathlib.Path, tmp_path: pathlib.Pa
 
 
 def test_processes_share_the_shards(tmp_path: pathlib.Path) -> None:
-  info = {'format': embedding_files.FORMAT, 'what': 'features', 'shape': [2], 'num_examples': 10, 'per_shard': 3}
+  info = {'format': store.FORMAT, 'what': 'features', 'shape': [2], 'num_examples': 10, 'per_shard': 3}
   computed: dict[int, list[range]] = {0: [], 1: []}
 
   def work(name: str) -> Work:
-    return Work(tmp_path / name, info, embedding_files.choose(tmp_path / name, 'parquet'))
+    return Work(tmp_path / name, info, store.choose(tmp_path / name, 'parquet'))
 
-  def compute(process: int) -> Callable[[range], embedding_files.Block]:
-    def one(rows: range) -> embedding_files.Block:
+  def compute(process: int) -> Callable[[range], store.Block]:
+    def one(rows: range) -> store.Block:
       computed[process].append(rows)
-      block = embedding_files.Block.empty(rows, (2,))
+      block = store.Block.empty(rows, (2,))
       block.values[:] = np.asarray(rows)[:, None]
       return block
     return one

@@ -14,8 +14,7 @@ import pytest
 from vit_jax import main
 from vit_jax.config import files
 from vit_jax.core.errors import UserError
-from vit_jax.evaluate import by_class
-from vit_jax.evaluate import final as results
+from vit_jax.evaluate import by_class, results
 from vit_jax.inspect.model import Guess
 from vit_jax.jobs import evaluate, predict
 from vit_jax.record import destination, run_directory

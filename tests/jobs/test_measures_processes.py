@@ -30,7 +30,7 @@ def metrics(workdir: pathlib.Path) -> dict[str, float]:
 
 
 def features(workdir: pathlib.Path) -> dict[str, int]:
-  return {str(path): path.stat().st_mtime_ns for path in (workdir / 'features').rglob('*.npy')}
+  return {str(path): path.stat().st_mtime_ns for path in (workdir / 'features').rglob('*.parquet')}
 
 
 @pytest.fixture(scope='module')
@@ -49,8 +49,8 @@ def test_neither_the_number_of_processes_nor_who_took_the_features_changes_a_res
   shutil.rmtree(run / 'features')
   launch(run, 4, '--job=evaluate')
   assert metrics(run) == pytest.approx(want, abs=1e-6)
-  parts = sorted(path.name for path in (run / 'features').rglob('*.features.npy'))
-  assert set(parts) == {f'{part:05d}-of-00004.features.npy' for part in range(4)}
+  parts = sorted(path.name for path in (run / 'features').rglob('*.parquet'))
+  assert set(parts) == {f'{part:05d}-of-00004.parquet' for part in range(4)}
   before = features(run)  # others and other batches use them
   launch(run, 2, '--job=evaluate', '--config.evals=knn,few', '--config.evals.knn.batch_size=80',
          '--config.evals.few.batch_size=80')

@@ -5,8 +5,7 @@ import dataclasses
 import pathlib
 
 from vit_jax.config import files, schema
-from vit_jax.evaluate.final import Final
-from vit_jax.evaluate.results import Result
+from vit_jax.evaluate.results import Final, Result
 from vit_jax.jobs import build, summary
 from vit_jax.record.checkpoint_files import Chosen
 

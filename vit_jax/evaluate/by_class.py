@@ -68,9 +68,9 @@ class ByClass(NamedTuple):
 def measure(label: HostArray, predicted: HostArray) -> ByClass:
   """Returns the scores of predictions `[S]` of images with the classes `label [S]`, whole numbers from 0; S > 0."""
   classes, flat = np.unique(np.concatenate([label, predicted]), return_inverse=True)
-  own, guess = flat[:len(label)], flat[len(label):]
-  num_images, num_predicted, num_right = (np.bincount(one, minlength=len(classes))
-                                          for one in (own, guess, own[own == guess]))
+  true, guess = flat[:len(label)], flat[len(label):]
+  num_images, num_predicted, num_right = (np.bincount(rows, minlength=len(classes))
+                                          for rows in (true, guess, true[true == guess]))
   precision, recall = num_right / np.maximum(num_predicted, 1), num_right / np.maximum(num_images, 1)
   f1 = 2 * num_right / (num_images + num_predicted)
   return ByClass(classes.astype(np.int64), precision, recall, f1, num_images, num_predicted)
@@ -106,34 +106,34 @@ def show(wanted: Wanted, guesses: Guesses | None, names: Sequence[str], of: str)
     return
   if guesses is None or not guesses.is_single:
     raise UserError(f'{wanted.flag}: {SEVERAL.format(of)}')
-  found = measure(guesses.label, guesses.top[:, 0])
+  scores = measure(guesses.label, guesses.top[:, 0])
   if wanted.is_printed:
-    print(f'By class ({of}):\n{text(found, names)}', flush=True)
+    print(f'By class ({of}):\n{text(scores, names)}', flush=True)
   if wanted.csv:
-    storage.write_bytes(wanted.csv, storage.encode(to_csv(found, names)))
+    storage.write_bytes(wanted.csv, storage.encode(to_csv(scores, names)))
     print(f'Written to {wanted.csv}', flush=True)
 
 
-def text(found: ByClass, names: Sequence[str]) -> str:
+def text(scores: ByClass, names: Sequence[str]) -> str:
   """Returns a table with a line for each class, and the means; `names` are those of all classes."""
   rows: list[tuple[str, ...]] = [('class', 'precision', 'recall', 'F1', 'images', 'predicted')]
-  for label, *shares, num_images, num_predicted in zip(*found, strict=True):
+  for label, *shares, num_images, num_predicted in zip(*scores, strict=True):
     rows.append((name_of(names, label), *map(_percent, shares), f'{num_images:,}', f'{num_predicted:,}'))
-  for which, means in ('macro mean', found.mean()), ('weighted mean', found.weighted_mean()):
-    rows.append((which, *map(_percent, means.values()), f'{found.num_images.sum():,}',
-                 f'{found.num_predicted.sum():,}'))
+  for which, means in ('macro mean', scores.mean()), ('weighted mean', scores.weighted_mean()):
+    rows.append((which, *map(_percent, means.values()), f'{scores.num_images.sum():,}',
+                 f'{scores.num_predicted.sum():,}'))
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return '\n'.join('  '.join([f'{row[0]:<{widths[0]}}', *(
       f'{cell:>{width}}' for cell, width in zip(row[1:], widths[1:], strict=True))]) for row in rows)
 
 
-def to_csv(found: ByClass, names: Sequence[str]) -> str:
+def to_csv(scores: ByClass, names: Sequence[str]) -> str:
   """Returns a CSV file with `COLUMNS` and a row for each class."""
   out = io.StringIO()
   writer = csv.writer(out, lineterminator='\n')
   writer.writerow(COLUMNS)
   writer.writerows((name_of(names, label), label, *shares) for label, *shares in zip(
-      *(column.tolist() for column in found), strict=True))
+      *(column.tolist() for column in scores), strict=True))
   return out.getvalue()
 
 

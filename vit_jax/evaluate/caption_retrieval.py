@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from vit_jax.core.types import HostArray, PyTree
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source, has_captions, origins, title
 from vit_jax.data.text import prompts as prompting
-from vit_jax.evaluate import features, problems
+from vit_jax.evaluate import features
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.resources import Encoder, Make, Resources
 from vit_jax.evaluate.results import Measuring, Result, mark, named
@@ -46,11 +46,6 @@ class CaptionRetrieval:
                limit: int = 0) -> None:
     self._test, self._encoder, self._texts, self._ranks, self._limit = test, encoder, texts, ranks, limit
 
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Returns recall@K of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
-
   def measure(self, selected: PyTree) -> Result:
     """Returns recall@K both ways, and the number of images."""
     encoder = self._encoder.at(selected)
@@ -59,47 +54,38 @@ class CaptionRetrieval:
     rows = {name: x.reshape(-1, *x.shape[2:]) for name, x in features.gather(vectors, self._test.mesh).items()}
     valid = np.flatnonzero(rows['mask'])
     order = valid[np.argsort(rows['example'][valid])]
-    own = [(place, text) for place, row in enumerate(order) for text in self._texts[int(rows['example'][row])]]
-    problems.check_counted(self._test.name, len(own), self._test.num_examples)
-    owner_T = np.array([place for place, _ in own], np.int64)
-    found = recall(rows['features'][order], encoder.embed([text for _, text in own]), owner_T, self._ranks)
-    return Result(named(found, self._limit), len(np.unique(owner_T)), None,
+    texts = [self._texts[example] for example in rows['example'][order].tolist()]
+    owner_T = np.repeat(np.arange(len(order)), [len(captions) for captions in texts])
+    self._test.check_counted(len(owner_T))
+    vectors_TE = encoder.embed([text for captions in texts for text in captions])
+    metrics = recall(rows['features'][order], vectors_TE, owner_T, self._ranks)
+    return Result(named(metrics, self._limit), len(np.unique(owner_T)), None,
                   mark(f'recall{self._ranks[0]}_text', self._limit), self._test.spent_s)
 
 
 def recall(image_SE: HostArray, text_TE: HostArray, owner_T: HostArray, ranks: Sequence[int]) -> dict[str, float]:
   """Returns recall@K of unit vectors of images and texts, both ways; text t belongs to image `owner[t]`, ascending."""
-  text_ranks, image_ranks = np.concatenate(list(_of_images(image_SE, text_TE, owner_T))), np.concatenate(
-      list(_of_texts(image_SE, text_TE, owner_T)))
-  return {f'recall{k}_{name}': float((found < k).mean())
-          for name, found in (('text', text_ranks), ('image', image_ranks)) for k in ranks}
-
-
-def _of_images(image_SE: HostArray, text_TE: HostArray, owner_T: HostArray) -> Iterator[HostArray]:
-  """Yields for each image with captions the place of the first of its own among all, from 0."""
-  starts = np.searchsorted(owner_T, np.arange(len(image_SE) + 1))
-  size = max(1, _BLOCK // max(1, len(text_TE)))
-  for first in range(0, len(image_SE), size):
-    similar_ST = image_SE[first:first + size] @ text_TE.T
-    for row, values_T in enumerate(similar_ST, first):
+  num_images, num_texts = len(image_SE), len(text_TE)
+  starts = np.searchsorted(owner_T, np.arange(num_images + 1))
+  first_texts, image_ranks = [], []  # the rank of an image's first own text among all; of each text's image
+  size = max(1, _BLOCK // max(1, num_texts))
+  for first in range(0, num_images, size):
+    for row, values_T in enumerate(image_SE[first:first + size] @ text_TE.T, first):
       if starts[row] < starts[row + 1]:
         best = starts[row] + int(np.argmax(values_T[starts[row]:starts[row + 1]]))
-        yield _place(values_T[None], np.array([best]))
+        first_texts.append(_rank(values_T[None], np.array([best])))
+  size = max(1, _BLOCK // max(1, num_images))
+  for first in range(0, num_texts, size):
+    image_ranks.append(_rank(text_TE[first:first + size] @ image_SE.T, owner_T[first:first + size]))
+  return {f'recall{k}_{name}': float((np.concatenate(blocks) < k).mean())
+          for name, blocks in (('text', first_texts), ('image', image_ranks)) for k in ranks}
 
 
-def _of_texts(image_SE: HostArray, text_TE: HostArray, owner_T: HostArray) -> Iterator[HostArray]:
-  """Yields for each text the place of its image among all, from 0."""
-  size = max(1, _BLOCK // max(1, len(image_SE)))
-  for first in range(0, len(text_TE), size):
-    yield _place(text_TE[first:first + size] @ image_SE.T, owner_T[first:first + size])
-
-
-def _place(values_QG: HostArray, own_Q: HostArray) -> HostArray:
-  """The place of one entry of each row in descending order, from 0; of equal values the first one is before."""
+def _rank(values_QG: HostArray, own_Q: HostArray) -> HostArray:
+  """Returns the rank of one entry of each row in descending order, from 0; of equal values the first one is before."""
   value_Q1 = np.take_along_axis(values_QG, own_Q[:, None], 1)
   earlier_QG = np.arange(values_QG.shape[1])[None] < own_Q[:, None]
-  found: HostArray = ((values_QG > value_Q1) | (values_QG == value_Q1) & earlier_QG).sum(1)
-  return found
+  return np.asarray(((values_QG > value_Q1) | (values_QG == value_Q1) & earlier_QG).sum(1))
 
 
 def read_texts(source: Source, rule: TextRule, most: int, where: str, *, advice: str = '') -> list[list[str]]:
@@ -114,21 +100,21 @@ def read_texts(source: Source, rule: TextRule, most: int, where: str, *, advice:
   Raises:
     UserError: the source has no captions.
   """
-  for one in origins(source):
-    if not has_captions(one):
-      raise UserError(f'{where}: expected a source with captions, got {title(one)}. ' + (
+  for origin in origins(source):
+    if not has_captions(origin):
+      raise UserError(f'{where}: expected a source with captions, got {title(origin)}. ' + (
           advice or f'Set {where}.source=wds:PATH, or leave this evaluation out.'))
-  found: list[list[str]] = []
+  captions: list[list[str]] = []
   for row in range(len(source)):
-    found.append([])
+    captions.append([])
     with contextlib.suppress(BadImage):
-      found[-1] = [prompting.simplify(text, rule) for text in source.captions(row)[:most]]
-  if without := sum(not texts for texts in found):
+      captions[-1] = [prompting.simplify(text, rule) for text in source.captions(row)[:most]]
+  if without := sum(not texts for texts in captions):
     log.warning('%s: %s of %s images have no usable caption, and do not count.', where, f'{without:,}',
-                f'{len(found):,}')
-  if without == len(found):
+                f'{len(captions):,}')
+  if without == len(captions):
     raise UserError(f'{where}: expected images with captions, got none in {title(source)}. Choose another source.')
-  return found
+  return captions
 
 
 def build(resources: Resources, name: str, settings: schema.CaptionRetrieval) -> Make:

@@ -2,16 +2,15 @@
 
 The prediction for an example with several targets (`label_list`, multi-hot `labels`) is correct if it is any of them;
 an example without a target does not count. If only some classes are allowed, the logits of the others are ignored, and
-these classes are never correct. Images with several labels also have `map`, `auroc` and `f1` (`several_labels.py`).
+these classes are never correct. Images with several labels also have `map`, `auroc` and `f1` (`targets.py`).
 Sums are accumulated in f32 within a batch on the devices and in float64 over batches, and divided at the end, so
 metrics do not depend on the batch size.
 """
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -26,7 +25,7 @@ from vit_jax.core.numerics import class_targets, weighted_mean
 from vit_jax.core.types import Array, Batch, Mean, Outputs, PyTree
 from vit_jax.data.labels import classes, real
 from vit_jax.data.source import read_labels, title
-from vit_jax.evaluate import problems, several_labels, targets
+from vit_jax.evaluate import results, targets
 from vit_jax.evaluate.resources import Make, Resources, check_single
 from vit_jax.evaluate.results import Guesses, Measuring, Result, mark, named
 from vit_jax.parallel import mesh as meshes
@@ -37,7 +36,6 @@ log = logging.getLogger('vit_jax.jobs')
 Predict = Callable[[PyTree, Array], Outputs]
 Counted = tuple[dict[str, Mean | Array], dict[str, Array]]
 """Sums over a batch, and the predictions for its rows."""
-TOP = 5
 METRICS = ('top1', 'top5', 'nll')
 NUM_BINS = 15  # Guo et al. 2017, section 4
 _GUESSED = ('index', 'label', 'top', 'probability')
@@ -55,7 +53,7 @@ class TopK:
     metrics: additional metrics of `FURTHER`.
     num_classes: of the labels and of the logits.
     allowed: `[C]` bool, the classes that can be predicted; None = all.
-    several: whether each class is a decision of its own, which has the metrics of `several_labels.py`.
+    several: whether each class is a decision of its own, which has the metrics of `targets.py`.
     limit: number of examples to which the split was truncated; 0 = not truncated.
     name: of the evaluation and its data, for messages.
     bar: whether progress may be shown as a bar.
@@ -64,17 +62,16 @@ class TopK:
   def __init__(self, predict: Predict, prepare: Prepare, loader: EvalLoader, *, mesh: Mesh, metrics: tuple[str, ...],
                num_classes: int, allowed: np.ndarray | None = None, several: bool = False, limit: int = 0,
                name: str = 'the split', bar: bool = False) -> None:
-    problems.check_size(name, loader.num_examples)
+    results.check_size(name, loader.num_examples)
     self._predict, self._prepare, self._loader, self._mesh = predict, prepare, loader, mesh
     self._rows, self._more = meshes.local_rows(mesh), metrics
     self._allowed = np.ones(num_classes, bool) if allowed is None else allowed
     self._limit, self._name, self._bar = limit, name, bar
-    self._several = several and _fits(name, loader.num_examples, num_classes)
-
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Returns `top1`, `top5`, `nll` and the additional `metrics` of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
+    size = targets.num_bytes(loader.num_examples, num_classes)
+    self._several = several and size <= targets.MOST_BYTES
+    if several and not self._several:
+      log.warning('%s: map, auroc and f1 are left out: the scores of %s images and %s classes take %.1f GiB. Set limit '
+                  'to measure them on a part.', name, f'{loader.num_examples:,}', f'{num_classes:,}', size / 2**30)
 
   def measure(self, selected: PyTree) -> Result:
     """Returns metrics, counts and predictions. `selected` and the batches must be on the same mesh.
@@ -88,10 +85,11 @@ class TopK:
     self._is_single = True
     done, total = 0, self._loader.num_examples
     with TaskProgress(self._name, total, unit='images', bar=self._bar, active=jax.process_index() == 0) as progress:
-      for sums, rows in self._evaluated(selected):
-        problems.check_finite(self._name, int(sums.pop('broken')), selected)
-        for name, one in sums.items():
-          totals[name] = totals.get(name, 0.) + np.asarray(one, np.float64)
+      started = results.started_ahead(self._begin(selected, batch) for batch in self._loader.batches())
+      for sums, rows in map(jax.device_get, started):
+        results.check_finite(self._name, int(sums.pop('broken')), selected)
+        for name, values in sums.items():
+          totals[name] = totals.get(name, 0.) + np.asarray(values, np.float64)
         if self._several:
           valid = rows['valid'] > 0
           scores.append((rows['score'][valid], rows['target'][valid]))
@@ -100,23 +98,14 @@ class TopK:
         done += len(rows['mask'])
         progress.update(done)
     num_counted = round(totals['top1'][1])
-    problems.check_counted(self._name, num_counted, total)
+    results.check_counted(self._name, num_counted, total)
     metrics = {name: float(totals[name][0] / totals[name][1]) for name in METRICS}
     metrics |= {name: FURTHER[name].finish(totals[name]) for name in self._more}
     if self._several:
-      metrics |= several_labels.measure(*(np.concatenate(one) for one in zip(*scores, strict=True)))
+      metrics |= targets.measure(*(np.concatenate(columns) for columns in zip(*scores, strict=True)))
     guesses = Guesses(**{name: np.concatenate([part[name] for part in parts]) for name in _GUESSED},
                       is_single=self._is_single)
     return Result(named(metrics, self._limit), num_counted, guesses, mark('top1', self._limit))
-
-  def _evaluated(self, selected: PyTree) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
-    """Yields sums and rows of each batch; each is fetched while the next batch is read, placed and computed."""
-    waiting: Counted | None = None
-    for batch in itertools.chain(self._loader.batches(), [None]):
-      ahead = None if batch is None else self._begin(selected, batch)
-      if waiting is not None:
-        yield jax.device_get(waiting)
-      waiting = ahead
 
   def _begin(self, selected: PyTree, batch: Batch) -> Counted:
     self._is_single = self._is_single and has_one_target(batch)
@@ -137,7 +126,9 @@ def _evaluate(predict: Predict, prepare: Prepare, mesh: Mesh, more: tuple[str, .
     if logits_BC is None:
       raise UserError('expected weights with a head, got a backbone that predicts no classes. Use weights with a head, '
                       'or k-NN, few-shot or probes, which need none.')
-    problems.check_classes(logits_BC.shape[-1], len(allowed_C))
+    if (predicted := logits_BC.shape[-1]) != (known := len(allowed_C)):
+      raise UserError(f'expected weights that predict the {known:,} classes of the data, got a head of {predicted:,}. '
+                      'Use weights with a head for these classes, or data whose class names are among theirs.')
     broken_B = ~jnp.isfinite(logits_BC).all(-1) & (batch['mask'] > 0)
     counts, rows = count(jnp.where(allowed_C[None], logits_BC.astype(jnp.float32), _EXCLUDED), batch, more)
     if several:
@@ -158,7 +149,7 @@ def count(logits_BC: Array, batch: Batch, more: tuple[str, ...] = ()) -> Counted
   target_BC = (class_targets(batch, num_classes) > 0).astype(jnp.float32)
   num_targets_B = target_BC.sum(-1)
   mask_B = batch['mask'] * (num_targets_B > 0)
-  log_p_top_BK, top_BK = jax.lax.top_k(log_p_BC, min(TOP, num_classes))
+  log_p_top_BK, top_BK = jax.lax.top_k(log_p_BC, min(results.TOP, num_classes))
   hits_BK = jnp.where(log_p_top_BK > _EXCLUDED / 2, jnp.take_along_axis(target_BC, top_BK, -1), 0.)
   nll_B = -(target_BC * log_p_BC).sum(-1) / jnp.maximum(num_targets_B, 1.)
   means: dict[str, Mean | Array] = {
@@ -170,15 +161,6 @@ def count(logits_BC: Array, batch: Batch, more: tuple[str, ...] = ()) -> Counted
     label_B = jnp.where(hits_BK[:, 0] > 0, top_BK[:, 0], label_B)
   return means, {'mask': mask_B, 'index': batch['index'], 'label': label_B, 'top': top_BK,
                  'probability': jnp.exp(log_p_top_BK)}
-
-
-def _fits(name: str, num_examples: int, num_classes: int) -> bool:
-  """Returns whether the scores of a split fit into memory; warns if they do not."""
-  size = several_labels.num_bytes(num_examples, num_classes)
-  if size > several_labels.MOST_BYTES:
-    log.warning('%s: map, auroc and f1 are left out: the scores of %s images and %s classes take %.1f GiB. Set '
-                'limit to measure them on a part.', name, f'{num_examples:,}', f'{num_classes:,}', size / 2**30)
-  return size <= several_labels.MOST_BYTES
 
 
 def has_one_target(batch: Batch) -> bool:
@@ -238,8 +220,8 @@ FURTHER = {
 def build(resources: Resources, name: str, settings: schema.TopK) -> Make:
   """Builds the evaluator for each view; the classes of its source may have other names than the network's."""
   source = resources.eval_source(name)
-  own, network, where = source.class_names, resources.class_names, f'evals.{name}'
-  by_class = classes.map_classes(own, network, path=settings.classes, where=where)
+  network, where = resources.class_names, f'evals.{name}'
+  by_class = classes.map_classes(source.class_names, network, path=settings.classes, where=where)
   inner = resources.loader(source, resources.batch_size(name, settings), in_memory=True)
   by_example: real.Labels | None = None
   if isinstance(settings, schema.Real):
@@ -252,7 +234,7 @@ def build(resources: Resources, name: str, settings: schema.TopK) -> Make:
       inner, by_class=by_class, num_classes=len(network), by_example=by_example)
   if settings.only_present:
     check_single(f'{where}.only_present', source)
-  is_each = by_example is None and all(len(one) == 1 for one in by_class)  # not any of several classes that mean one
+  is_each = by_example is None and all(len(meant) == 1 for meant in by_class)  # none means several
   several = is_each and source.most_labels not in (0, 1)
   allowed = targets.present(by_class, read_labels(source), len(network)) if settings.only_present else None
   if (len(network) if allowed is None else int(allowed.sum())) < 2:

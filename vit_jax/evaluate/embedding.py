@@ -31,45 +31,25 @@ from vit_jax.data import user_files
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source, take
-from vit_jax.evaluate import embedding_files, features
-from vit_jax.evaluate.embedding_files import INFO, SUMS, Block, Format, Notes
+from vit_jax.evaluate import features, store
 from vit_jax.evaluate.features import Reader
-from vit_jax.evaluate.store import Store
+from vit_jax.evaluate.store import INFO, SUMS, Block, Format, Notes
 
 SHARD_BYTES, SHARD_EXAMPLES, SHARDS = 2**28, 2**12, 16
 """The most that a shard holds, as it is in memory while it is made, and a kill loses it; and the number of shards of a
 small source, so that several processes have some each."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Probabilities:
-  """Reads the softmax, or the sigmoids, of the logits of a view, `[B, C]`."""
-  view: View
-  is_sigmoid: bool = False
-
-  def __call__(self, selected: PyTree, image: Array) -> Array:
-    logits = self.view.predict(selected, image).logits
-    assert logits is not None
-    return (jax.nn.sigmoid if self.is_sigmoid else jax.nn.softmax)(logits.astype(jnp.float32))
+def probabilities(view: View, is_sigmoid: bool, selected: PyTree, image: Array) -> Array:
+  """Returns the softmax, or the sigmoids, of the logits of a view, `[B, C]`."""
+  logits = view.predict(selected, image).logits
+  assert logits is not None
+  return (jax.nn.sigmoid if is_sigmoid else jax.nn.softmax)(logits.astype(jnp.float32))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Vectors:
-  """Reads the vectors that are compared with those of texts, of unit length."""
-  view: View
-  project: Callable[[Array], Array]
-
-  def __call__(self, selected: PyTree, image: Array) -> Array:
-    return self.project(self.view.predict(selected, image).features.pooled)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tokens:
-  """Reads the patch tokens that a view ends with, row by row, after its last norm: `[B, N, D]`."""
-  view: View
-
-  def __call__(self, selected: PyTree, image: Array) -> Array:
-    return self.view.predict(selected, image).features.tokens
+def tokens(view: View, selected: PyTree, image: Array) -> Array:
+  """Returns the patch tokens that a view ends with, row by row, after its last norm: `[B, N, D]`."""
+  return view.predict(selected, image).features.tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +87,7 @@ class Extractor:
     loader = loaders.eval_loader(part, recipe=self.recipe, image_px=self.image_px, batch_size=self.batch_size,
                                  shard=shard, threads=self.threads)
     split = features.Split(self.reader, prepare_eval(self.recipe), loader, batch_size=self.batch_size, mesh=self.mesh,
-                           store=Store(None), identity={}, name=self.source.name)
+                           store=features.Store(None), identity={}, name=self.source.name)
     block = Block.empty(rows, self.shape())
     try:
       for number, (found, _) in enumerate(split.extract(self.selected)):
@@ -208,9 +188,9 @@ def write(work: Work, compute: Callable[[range], Block], *, share: tuple[int, in
     UserError: the target, or its unfinished files, have other content, or cannot be written.
   """
   unfinished = work.unfinished
-  is_folder = work.format.finish is embedding_files.finish_folder
+  is_folder = work.format.finish is store.finish_folder
   if not files.is_vacant(work.target) or (work.target.is_dir() and not is_folder):
-    if embedding_files.planned(work.format.read_info(work.target)) != documents.parse(unfinished.plan):
+    if store.planned(work.format.read_info(work.target)) != documents.parse(unfinished.plan):
       raise UserError(f'--to={work.target}: expected a new file or folder, got one with other content. Choose another, '
                       'or remove it.')
     unfinished.discard()
@@ -252,16 +232,16 @@ def _read_note(work: Work, number: int) -> dict[str, Any]:
     raise UserError(f'--to={work.target}: expected a folder that all processes share, got no {path.name} of another '
                     f'process in {path.parent}. Choose a shared folder.')
   try:
-    found = documents.read(note, advice='The same command writes it again.')
+    content = documents.read(note, advice='The same command writes it again.')
     for name in ('num_rows', 'num_bytes', 'num_bad', 'name_bytes'):
-      found.field(name).whole()
-    if found.field('file').text() != path.name or user_files.sha256(path) != found.field('sha256').text():
-      raise UserError(f'{path}: expected the SHA-256 {found.field("sha256").value}, got another, as the file was '
+      content.field(name).whole()
+    if content.field('file').text() != path.name or user_files.sha256(path) != content.field('sha256').text():
+      raise UserError(f'{path}: expected the SHA-256 {content.field("sha256").value}, got another, as the file was '
                       'changed or the disk is damaged. The same command writes it again.')
   except UserError as error:
     note.unlink()
     raise TemporaryError(str(error)) from None
-  return found.object()
+  return content.object()
 
 
 def _finish(work: Work, notes: Sequence[Mapping[str, Any]]) -> None:
@@ -269,6 +249,6 @@ def _finish(work: Work, notes: Sequence[Mapping[str, Any]]) -> None:
   part = work.unfinished.folder
   work.format.finish(part, work.target, work.info, notes)
   if (part / INFO).is_file():
-    work.unfinished.complete(embedding_files.files_of(part))
+    work.unfinished.complete(store.files_of(part))
   else:
     work.unfinished.discard()

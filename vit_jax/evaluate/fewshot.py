@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -22,10 +21,10 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
 from vit_jax.data.source import read_labels, take
-from vit_jax.evaluate import problems, ridge
+from vit_jax.evaluate import linear, ridge
 from vit_jax.evaluate.features import Split, gather
 from vit_jax.evaluate.resources import Make, Resources
-from vit_jax.evaluate.results import Measuring, Result, mark, named
+from vit_jax.evaluate.results import Measuring, Result, check_counted, mark, named
 
 _MOST_NAMES = 5
 
@@ -62,12 +61,12 @@ def draw(label: HostArray, class_names: Sequence[str], *, shots: Sequence[int], 
     raise UserError(f'{name}: expected {most} examples of each class, got fewer: {", ".join(short[:_MOST_NAMES])}'
                     f'{more}. Set fewer shots, use more examples, or set protocol=big_vision, which takes what a class '
                     'has.')
-  found = []
+  draws = []
   for seed in range(num_seeds):
     rng = np.random.default_rng(seed) if is_theirs else np.random.Generator(np.random.Philox(key=seed))
     orders = [rng.permutation(p)[:most] for p in places]
-    found += [Draw(num, seed, np.concatenate([order[:num] for order in orders])) for num in shots]
-  return found
+    draws += [Draw(num, seed, np.concatenate([order[:num] for order in orders])) for num in shots]
+  return draws
 
 
 class FewShot:
@@ -87,7 +86,7 @@ class FewShot:
     sweep: additional penalties.
     limit: number of examples to which the test split was truncated; 0 = not truncated.
   """
-  reuses_features = True  # `final.in_order` runs it after the evaluations that store features
+  reuses_features = True  # `results.in_order` runs it after the evaluations that store features
 
   def __init__(self, train: Split, test: Split, *, whole: Split, examples: HostArray, draws: Sequence[Draw],
                num_classes: int, penalty: float, sweep: Sequence[float] = (), limit: int = 0) -> None:
@@ -96,93 +95,73 @@ class FewShot:
     self._num_classes, self._limit = num_classes, limit
     self._penalties = (penalty, *sweep)
 
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Returns the accuracies of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
-
   def measure(self, selected: PyTree) -> Result:
     """Returns the accuracies and the number of test examples."""
     (features, label, is_good), spent_s = self._shots(selected)
     placed = self._test.place(self._test.table(selected))
     scores: dict[str, list[float]] = {}
-    for one in self._draws:
-      rows = np.searchsorted(self._examples, one.examples)
+    for shots in self._draws:
+      rows = np.searchsorted(self._examples, shots.examples)
       rows = rows[is_good[rows]]
-      problems.check_counted(self._train.name, len(rows), len(one.examples))
+      check_counted(self._train.name, len(rows), len(shots.examples))
       fitted = ridge.fit(features[rows], label[rows], num_classes=self._num_classes, penalties=self._penalties)
       right, total = self._score(fitted, placed)
-      problems.check_counted(self._test.name, total, self._test.num_examples)
-      for name, value in self._names(one.num, right / total, fitted.left_out):
+      self._test.check_counted(total)
+      for name, value in self._names(shots.num, right / total, fitted.left_out):
         scores.setdefault(name, []).append(value)
-    headline = f'{max(one.num for one in self._draws)}shot'
+    headline = f'{max(shots.num for shots in self._draws)}shot'
     return Result(named(summed_up(scores), self._limit), total, None, mark(headline, self._limit),
                   spent_s + self._test.spent_s)
 
   def _names(self, num: int, accuracy: HostArray, left_out: HostArray) -> list[tuple[str, float]]:
     """Returns names and values of one draw; among penalties with equal accuracy on the shots the largest is chosen."""
-    found = [(f'{num}shot', float(accuracy[0]))]
+    values = [(f'{num}shot', float(accuracy[0]))]
     if len(self._penalties) > 1:
       best = max(range(len(self._penalties)), key=lambda i: (left_out[i], self._penalties[i]))
-      found += [(f'{num}shot_l2_{p:g}', float(a)) for p, a in zip(self._penalties, accuracy, strict=True)]
-      found.append((f'{num}shot_tuned', float(accuracy[best])))
-    return found
+      values += [(f'{num}shot_l2_{p:g}', float(a)) for p, a in zip(self._penalties, accuracy, strict=True)]
+      values.append((f'{num}shot_tuned', float(accuracy[best])))
+    return values
 
   def _shots(self, selected: PyTree) -> tuple[tuple[HostArray, HostArray, HostArray], float]:
     """Returns all shots on every host in the order of the source: `[U, D]`, labels `[U]`, and whether each was decoded.
 
     Also returns the seconds that computing features took, 0 if they were stored.
     """
-    if self._train.stored(selected) is None and (found := self._whole.stored(selected)) is not None:
-      return self._in_order(self._whole.place_chosen(found, self._examples), self._examples), 0.
+    if self._train.stored(selected) is None and (table := self._whole.stored(selected)) is not None:
+      return self._in_order(self._whole.place_chosen(table, self._examples), self._examples), 0.
     placed = self._train.place(self._train.table(selected))
     return self._in_order(placed, np.arange(len(self._examples))), self._train.spent_s
 
-  def _in_order(self, placed: dict[str, Array], places: HostArray) -> tuple[HostArray, HostArray, HostArray]:
-    """Returns the shots on every host in the order of `places [U]`, their positions in the split that was `placed`."""
-    gathered = gather(placed, self._train.mesh)
-    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in gathered.items()}
+  def _in_order(self, placed: dict[str, Array], examples: HostArray) -> tuple[HostArray, HostArray, HostArray]:
+    """Returns the shots on every host in the order of `examples [U]`, their positions in the split of `placed`."""
+    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in gather(placed, self._train.mesh).items()}
     good = flat['mask'] > 0
-    where = np.searchsorted(places, flat['example'][good])
-    found = [np.zeros((len(places), *x.shape[1:]), x.dtype) for x in (flat['features'], flat['label'], good)]
-    for target, x in zip(found, (flat['features'], flat['label'], good), strict=True):
-      target[where] = x[good]
-    return found[0], found[1], found[2]
+    features = np.zeros((len(examples), flat['features'].shape[1]), np.float32)
+    label, is_good = np.zeros(len(examples), np.int32), np.zeros(len(examples), bool)
+    shots = np.searchsorted(examples, flat['example'][good])
+    features[shots], label[shots], is_good[shots] = flat['features'][good], flat['label'][good], True
+    return features, label, is_good
 
   def _score(self, fitted: ridge.Fit, placed: dict[str, Array]) -> tuple[HostArray, int]:
     """Returns the number of correct predictions of each penalty's classifier, `[l]`, and the number of examples."""
     if jax.process_count() > 1:  # the last bits of a solution may differ between hosts
       fitted = multihost_utils.broadcast_one_to_all(fitted)
-    right = [_count_right(placed['features'], placed['label'], placed['mask'], fitted.mean.astype(np.float32),
-                          fitted.std.astype(np.float32), w.astype(np.float32)) for w in fitted.weights]
-    return np.array([int(r[0]) for r in jax.device_get(right)]), int(right[0][1])
+    mean, std, weights = (x.astype(np.float32) for x in (fitted.mean, fitted.std, fitted.weights))
+    features = linear.standardize(placed['features'], mean, std)
+    counts = jax.device_get([linear.count_right(linear.Linear(w[:-1], ridge.BIAS * w[-1]), features, placed['label'],
+                                                placed['mask']) for w in weights])
+    return np.array([int(right) for right, _, _ in counts]), int(counts[0][2])
 
 
 def summed_up(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
   """Returns the mean of each number over seeds; for `…shot` also the sample deviation and the value of each seed."""
-  found: dict[str, float] = {}
+  metrics: dict[str, float] = {}
   for name, values in scores.items():
-    found[name] = statistics.fmean(values)
+    metrics[name] = statistics.fmean(values)
     if name.endswith('shot') and len(values) > 1:
-      found[f'{name}_std'] = statistics.stdev(values)
-      found |= {f'{name}_seed{seed}': value for seed, value in enumerate(values)}
-  return found
-
-
-@jax.jit
-def _count_right(features: Array, label: Array, mask: Array, mean: Array, std: Array, weights: Array) -> Array:
-  """Returns `[2]` i32: correct predictions of `weights [D + 1, C]` for examples `[G, R, D]`, and valid examples."""
-  logits = score(features, mean, std, weights)
-  right = (jnp.argmax(logits, -1) == label) & (mask > 0)
-  return jnp.stack([right.sum(), (mask > 0).sum()]).astype(jnp.int32)
-
-
-@jax.jit
-def score(features: Array, mean: Array, std: Array, weights: Array) -> Array:
-  """Returns scores `[G, R, C]`, computed in full f32 precision on every accelerator."""
-  x = (features - mean[None, None]) / std[None, None]
-  logits = jnp.einsum('grd,dc->grc', x, weights[:-1], precision=jax.lax.Precision.HIGHEST)
-  return logits + ridge.BIAS * weights[-1][None, None]
+      metrics[f'{name}_std'] = statistics.stdev(values)
+      metrics |= {f'{name}_seed{seed}': value for seed, value in enumerate(values)}
+  return metrics
 
 
 def build(resources: Resources, name: str, settings: schema.FewShot) -> Make:
@@ -193,7 +172,7 @@ def build(resources: Resources, name: str, settings: schema.FewShot) -> Make:
   train, test = resources.sources(name)
   draws = draw(read_labels(train), train.class_names, shots=settings.shots, num_seeds=settings.num_seeds,
                name=f'evals.{name}: {train.name}', protocol=settings.protocol)
-  examples = np.unique(np.concatenate([one.examples for one in draws]))
+  examples = np.unique(np.concatenate([shots.examples for shots in draws]))
   shots = take(train, examples, name=f'{train.name}, {len(examples):,} shots')
 
   def make(view: str) -> Measuring:

@@ -16,7 +16,7 @@ that a head would read. All numbers are computed on the host in float64.
 """
 from __future__ import annotations
 
-import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,10 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.contracts import View
 from vit_jax.core.types import Array, HostArray, PyTree
-from vit_jax.data.source import Source, take, title
-from vit_jax.evaluate import features, problems
+from vit_jax.data.source import Source, take
+from vit_jax.evaluate import features
 from vit_jax.evaluate.features import Split
-from vit_jax.evaluate.resources import Make, Resources, identify
+from vit_jax.evaluate.resources import Make, Resources, pooled
 from vit_jax.evaluate.results import Low, Measuring, Result, named
 
 TINY = 1e-7  # added to shares of singular values (RankMe)
@@ -38,25 +38,20 @@ ADVICE = ('The features of all images are nearly the same. Look at train/deviati
           'of the objective, and try a lower optimizer.lr')
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pairs:
-  """Reads the features of an image, and after them those of its mirrored middle: `[B, 2 D]`."""
-  view: View
-
-  def __call__(self, selected: PyTree, image: Array) -> Array:
-    height, width = image.shape[1:3]
-    h, w = round(MIDDLE * height), round(MIDDLE * width)
-    top, left = (height - h) // 2, (width - w) // 2
-    other = jax.image.resize(image[:, top:top + h, left:left + w], image.shape, 'bilinear')[:, :, ::-1]
-    found = [self.view.predict(selected, x).features.pooled for x in (image, other)]
-    return jnp.concatenate(found, axis=-1)
+def pairs(view: View, selected: PyTree, image: Array) -> Array:
+  """Returns the features of an image, and after them those of its mirrored middle: `[B, 2 D]`."""
+  height, width = image.shape[1:3]
+  h, w = round(MIDDLE * height), round(MIDDLE * width)
+  top, left = (height - h) // 2, (width - w) // 2
+  other = jax.image.resize(image[:, top:top + h, left:left + w], image.shape, 'bilinear')[:, :, ::-1]
+  return jnp.concatenate([pooled(view, selected, x) for x in (image, other)], axis=-1)
 
 
 class Health:
   """Evaluator of one view: `rank_me`, `deviation`, `uniformity` and `alignment`.
 
   Args:
-    split: of features as `Pairs` reads them.
+    split: of features as `pairs` reads them.
     min_rank: RankMe below which an alarm is raised.
     setting: its name.
     limit: number of examples to which the split was truncated by `limit`; 0 = not truncated.
@@ -65,16 +60,11 @@ class Health:
   def __init__(self, split: Split, *, min_rank: float, setting: str, limit: int = 0) -> None:
     self._split, self._min_rank, self._setting, self._limit = split, min_rank, setting, limit
 
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Returns the metrics of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
-
   def measure(self, selected: PyTree) -> Result:
     """Returns the metrics, and the alarm if RankMe is low."""
     rows = features.gather(self._split.place(self._split.table(selected)), self._split.mesh)
     both = rows['features'][rows['mask'] > 0].astype(np.float64)
-    problems.check_counted(self._split.name, len(both), self._split.num_examples)
+    self._split.check_counted(len(both))
     x, other = np.split(both, 2, axis=-1)
     units = unit(x)
     rank = rank_me(x)
@@ -115,15 +105,11 @@ def spread(source: Source, num: int) -> Source:
 
 def build(resources: Resources, name: str, settings: schema.Health) -> Make:
   """Builds the evaluator for each view."""
-  source, config = spread(resources.eval_source(name), settings.images), resources.config
-  size = resources.batch_size(name, settings)
+  source = spread(resources.eval_source(name), settings.images)
 
   def make(view: str) -> Measuring:
-    identity = identify(source, recipe=config.data.recipe, image_px=config.image_px, view=view,
-                        network=(config.model, config.head), layers=schema.FeatureLayers())
-    split = Split(Pairs(resources.views[view]), resources.prepare, resources.loader(source, size, in_memory=True),
-                  batch_size=size, mesh=resources.mesh, store=resources.store,
-                  identity={**identity, 'features': f'pairs with the mirrored middle {MIDDLE}'},
-                  name=f'evals.{name} ({title(source)}, {view})', bar=resources.bar)
+    split = resources.split(name, settings, source, view, in_memory=True,
+                            reader=functools.partial(pairs, resources.views[view]),
+                            reads=f'pairs with the mirrored middle {MIDDLE}')
     return Health(split, min_rank=settings.min_rank, setting=f'evals.{name}.min_rank', limit=settings.limit)
   return make

@@ -21,17 +21,17 @@ import jax.numpy as jnp
 
 from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree
-from vit_jax.evaluate import problems
 from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.linear import cut
 from vit_jax.evaluate.resources import Make, Resources
-from vit_jax.evaluate.results import Measuring, Result, mark, named
+from vit_jax.evaluate.results import TOP, Measuring, Result, mark, named
+from vit_jax.parallel import mesh as meshes
 from vit_jax.record.progress import TaskProgress
 
 log = logging.getLogger('vit_jax.evaluate')
 
 BLOCK = 8192       # training examples at a time
 TEST_ROWS = 1024   # test examples of a part at a time: similarities take 32 MiB a device
-TOP = 5
 
 
 class Knn:
@@ -53,40 +53,36 @@ class Knn:
     self._ks, self._temperature, self._limit = tuple(neighbors), temperature, limit
     self._headline = headline
 
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Returns the accuracies of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
-
   def measure(self, selected: PyTree) -> Result:
     """Returns the accuracies and the number of test examples."""
     test = self._test.place(self._test.table(selected))
-    similarity, label = self.neighbors(selected, test['features'])
+    similarity, label = nearest(self._train, selected, test['features'], max(self._ks))
     right, total = jax.device_get(_count_right(
         similarity, label, test['label'], test['mask'], self._ks, self._num_classes, self._temperature))
-    problems.check_counted(self._test.name, int(total), self._test.num_examples)
+    self._test.check_counted(int(total))
     metrics = {f'{name}_k{k}': float(right[i, j]) / int(total) for i, k in enumerate(self._ks)
                for j, name in enumerate(('top1', 'top5'))}
     return Result(named(metrics, self._limit), int(total), None, mark(f'top1_k{self._headline}', self._limit),
                   self._train.spent_s + self._test.spent_s)
 
-  def neighbors(self, selected: PyTree, features: Array) -> tuple[Array, Array]:
-    """Returns similarity and label of the best neighbors of `features [G, R, D]`: `[G, R, max(k)]` each, best first.
 
-    Missing neighbors have similarity -inf.
-    """
-    table, layout = self._train.table(selected), self._train.layout
-    stride = min(max(1, BLOCK // layout.batch_size) * layout.size, layout.num_rows)
-    starts = range(0, layout.num_rows, stride)
+def nearest(split: Split, selected: PyTree, features: Array, k: int, *, what: str = 'label') -> tuple[Array, Array]:
+  """Returns similarity and `label` or `example` of the k nearest examples of a split: `[G, R, k]` each, best first.
 
-    def blocks(progress: TaskProgress) -> Iterator[tuple[Array, Array, Array]]:
-      for number, start in enumerate(starts):
-        block = self._train.place(table, start, start + stride)
-        yield block['features'], block['label'], block['mask']
-        progress.update(number + 1)
+  Missing neighbors of `features [G, R, D]` have similarity -inf.
+  """
+  table, layout = split.table(selected), split.layout
+  stride = min(max(1, BLOCK // layout.batch_size) * layout.size, layout.num_rows)
+  starts = range(0, layout.num_rows, stride)
 
-    with self._train.count('blocks', len(starts)) as progress:
-      return search(features, blocks(progress), max(self._ks), mesh=self._train.mesh, size=layout.size)
+  def blocks(progress: TaskProgress) -> Iterator[tuple[Array, Array, Array]]:
+    for number, start in enumerate(starts):
+      block = split.place(table, start, start + stride)
+      yield block['features'], block[what], block['mask']
+      progress.update(number + 1)
+
+  with split.count('blocks', len(starts)) as progress:
+    return search(features, blocks(progress), k, mesh=split.mesh, size=layout.size)
 
 
 def search(features: Array, blocks: Iterable[tuple[Array, Array, Array]], k: int, *, mesh: jax.sharding.Mesh,
@@ -122,7 +118,7 @@ def _normalize(x: Array) -> Array:
 def _visit(best: tuple[Array, Array], features_GRD: Array, block_GrD: Array, label_Gr: Array, mask_Gr: Array,
            mesh: jax.sharding.Mesh, size: int) -> tuple[Array, Array]:
   """Merges the best neighbors so far with those of a block; `size` consecutive rows of a part are of one batch."""
-  whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  whole = meshes.replicated(mesh)
 
   def in_order(x: Array) -> Array:
     """Returns `[G, n * size, …]` in the order of the source, replicated."""
@@ -147,14 +143,7 @@ def _visit(best: tuple[Array, Array], features_GRD: Array, block_GrD: Array, lab
 def _by_rows(function: Callable[..., tuple[Array, ...]], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
   """Applies a function to `TEST_ROWS` rows of each part at a time: `[G, R, …]`."""
   num_rows = arrays[0].shape[1]
-  size = min(TEST_ROWS, num_rows)
-  extra = -num_rows % size
-
-  def cut(x: Array) -> Array:
-    x = jnp.pad(x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2))
-    return x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
-
-  done = jax.lax.map(function, tuple(map(cut, arrays)))
+  done = jax.lax.map(function, cut(arrays, rows=TEST_ROWS))
   return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :num_rows], done)
 
 

@@ -19,12 +19,10 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
-from vit_jax.evaluate import problems
 from vit_jax.evaluate.features import Split, gather
-from vit_jax.evaluate.results import Result, mark, named
+from vit_jax.evaluate.results import TOP, Result, mark, named
 
 STD_FLOOR = 1e-5
-TOP = 5
 LOGITS_A_BLOCK = 2**23  # elements of one part, over all penalties
 EXTENSION = 4         # settings added at a time if the best one is at the edge of the grid
 MOST_EXTENSIONS = 4   # on each side
@@ -98,11 +96,6 @@ def choose(fit: Callable[[Data, Sequence[float]], Linear], data: Data, settings:
   return Choice(Linear(fitted.kernel[0], fitted.bias[0]), setting, held_out, nll)
 
 
-def holder(data: Data, split: Split, part: float) -> Callable[[], HostArray]:
-  """Returns what holds out this fraction of the examples of a split, the same one of every class."""
-  return lambda: hold_out(*_labels(data, split), part=part, name=split.name)
-
-
 def by_nll(settings: Sequence[float], scores: Scores) -> int:
   """Chooses the smallest NLL, and the largest setting among equal ones; losses that are not finite are excluded."""
   return min(range(len(settings)), key=lambda i: (np.nan_to_num(scores.nll[i], nan=np.inf), -settings[i]))
@@ -123,29 +116,15 @@ def _search(score: Callable[[Sequence[float]], Scores], settings: Sequence[float
     if not left.get(side):
       break
     left[side] -= 1
-    more = _beyond(grid, side)
+    edge, inner = (grid[0], grid[1]) if side == 'below' else (grid[-1], grid[-2])
+    more = sorted(edge * (edge / inner)**i for i in range(1, EXTENSION + 1))
     log.info('%s: the setting %g at the edge of the grid is the best on the held-out examples; also trying %s.', name,
-             grid[0 if side == 'below' else -1], ', '.join(f'{one:.3g}' for one in more))
-    found = score(more)
-    pair = ((more, found), (grid, scores)) if side == 'below' else ((grid, scores), (more, found))
-    grid = [*pair[0][0], *pair[1][0]]
-    scores = Scores(*(np.concatenate(x) for x in zip(pair[0][1], pair[1][1], strict=True)))
+             edge, ', '.join(f'{setting:.3g}' for setting in more))
+    parts = [(more, score(more)), (grid, scores)]
+    (low, low_scores), (high, high_scores) = parts if side == 'below' else reversed(parts)
+    grid = [*low, *high]
+    scores = Scores(*(np.concatenate(both) for both in zip(low_scores, high_scores, strict=True)))
   return grid, scores
-
-
-def _beyond(grid: Sequence[float], side: str) -> list[float]:
-  """Returns `EXTENSION` more settings in ascending order, with the ratio of the two at the edge."""
-  edge, inner = (grid[0], grid[1]) if side == 'below' else (grid[-1], grid[-2])
-  return sorted(edge * (edge / inner)**i for i in range(1, EXTENSION + 1))
-
-
-def _labels(data: Data, split: Split) -> tuple[HostArray, HostArray]:
-  """Returns the labels of the training split `[S]` i32 on every host, and whether each example is used `[S]` bool."""
-  found = gather({'label': data.label, 'weight': data.weight, 'example': data.example}, split.mesh)
-  label, counts = np.zeros(split.num_examples, np.int32), np.zeros(split.num_examples, bool)
-  good = found['weight'] > 0
-  label[found['example'][good]], counts[found['example'][good]] = found['label'][good], True
-  return label, counts
 
 
 def hold_out(label: HostArray, counts: HostArray, *, part: float, name: str = 'the training split') -> HostArray:
@@ -172,9 +151,9 @@ def hold_out(label: HostArray, counts: HostArray, *, part: float, name: str = 't
     raise UserError(f'{name}: expected a class with at least two examples, one of which can be held out to choose a '
                     'setting, got one example a class. Give a single setting to choose nothing.')
   number = min(len(rest), max(1, round(part * len(ordered))))
-  found = np.zeros(len(label), bool)
-  found[rest[(np.arange(number) * len(rest) + len(rest) // 2) // number]] = True
-  return found
+  is_held = np.zeros(len(label), bool)
+  is_held[rest[(np.arange(number) * len(rest) + len(rest) // 2) // number]] = True
+  return is_held
 
 
 @jax.jit
@@ -189,12 +168,8 @@ def cut(arrays: tuple[Array, ...], *, rows: int) -> tuple[Array, ...]:
   num_rows = arrays[0].shape[1]
   size = max(1, min(rows, num_rows))
   extra = -num_rows % size
-
-  def one(x: Array) -> Array:
-    x = jnp.pad(x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2))
-    return x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
-
-  return tuple(map(one, arrays))
+  padded = (jnp.pad(x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2)) for x in arrays)
+  return tuple(x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1) for x in padded)
 
 
 def block_loss(linear: Linear, block: tuple[Array, Array, Array]) -> Array:
@@ -233,22 +208,21 @@ def count_right(linear: Linear, features: Array, label: Array, weight: Array) ->
 
 def _score(fitted: Iterable[Linear], data: Data) -> Scores:
   """Returns the scores of classifiers on the examples with nonzero weight."""
-  found = jax.device_get([(count_right(one, data.features, data.label, data.weight),
-                           mean_loss(one, data.features, data.label, data.weight)) for one in fitted])
-  return Scores(np.array([int(right[0]) for right, _ in found]), np.array([float(nll) for _, nll in found]))
+  examples = data.features, data.label, data.weight
+  scores = jax.device_get([(count_right(linear, *examples), mean_loss(linear, *examples)) for linear in fitted])
+  return Scores(np.array([int(right[0]) for right, _ in scores]), np.array([float(nll) for _, nll in scores]))
 
 
-def place(train_split: Split, test_split: Split, selected: PyTree, *, standardize: bool = True) -> tuple[Data, Data]:
+def place(train: Split, test: Split, selected: PyTree, *, is_standardized: bool = True) -> tuple[Data, Data]:
   """Places both splits on the devices, optionally standardized by mean and deviation of the training examples."""
-  found = []
-  for one in (train_split, test_split):
-    placed = one.place(one.table(selected))
-    found.append(Data(placed['features'], placed['label'], placed['mask'], placed['example']))
-  train_data, test_data = found
-  if standardize:
-    mean, std = moments(train_data.features, train_data.weight)
-    train_data, test_data = (x._replace(features=_standardize(x.features, mean, std)) for x in found)
-  return train_data, test_data
+  both = []
+  for split in (train, test):
+    placed = split.place(split.table(selected))
+    both.append(Data(placed['features'], placed['label'], placed['mask'], placed['example']))
+  if is_standardized:
+    mean, std = moments(both[0].features, both[0].weight)
+    both = [data._replace(features=_standardize_in_place(data.features, mean, std)) for data in both]
+  return both[0], both[1]
 
 
 @jax.jit
@@ -259,15 +233,54 @@ def moments(features: Array, weight: Array) -> tuple[Array, Array]:
   return mean, jnp.sqrt((jnp.square(features - mean[None, None]) * w).sum((0, 1)) / total) + STD_FLOOR
 
 
-@functools.partial(jax.jit, donate_argnums=0)
 def _standardize(features: Array, mean: Array, std: Array) -> Array:
   return (features - mean[None, None]) / std[None, None]
 
 
-def result(train_split: Split, split: Split, test: Data, best: Choice, name: str, limit: int) -> Result:
-  right, top, total = jax.device_get(count_right(best.linear, test.features, test.label, test.weight)).tolist()
-  problems.check_counted(split.name, total, split.num_examples)
-  metrics = {'top1': right / total, 'top5': top / total, name: best.setting}
-  if not math.isnan(best.held_out):
-    metrics |= {'held_out': best.held_out, 'held_out_nll': best.held_out_nll}
-  return Result(named(metrics, limit), total, None, mark('top1', limit), train_split.spent_s + split.spent_s)
+standardize = jax.jit(_standardize)
+"""Maps features `[G, R, D]`, mean and deviation `[D]` to standardized features."""
+_standardize_in_place = jax.jit(_standardize, donate_argnums=0)
+
+
+class Evaluator:
+  """Evaluator of one view: `top1`, `top5`, the chosen setting, and its accuracy and NLL on the held-out examples.
+
+  Args:
+    train: split to learn from.
+    test: split to classify.
+    fit: maps data and settings to classifiers, one for each setting.
+    settings: to choose from.
+    setting: what they are, for the name of the metric.
+    holdout: fraction of held-out training examples, the same of every class.
+    rank: chooses the best setting.
+    is_standardized: whether features are standardized by the training examples; the grid is then extended, too, if its
+      smallest or largest setting is the best.
+    limit: number of examples to which the splits were truncated; 0 = not truncated.
+  """
+
+  def __init__(self, train: Split, test: Split, fit: Callable[[Data, Sequence[float]], Linear],
+               settings: Sequence[float], *, setting: str, holdout: float, rank: Rank, is_standardized: bool,
+               limit: int) -> None:
+    self._train, self._test, self._fit, self._settings, self._setting = train, test, fit, settings, setting
+    self._holdout, self._rank, self._is_standardized, self._limit = holdout, rank, is_standardized, limit
+
+  def measure(self, selected: PyTree) -> Result:
+    """Returns the accuracies and the number of test examples."""
+    data, test = place(self._train, self._test, selected, is_standardized=self._is_standardized)
+    best = choose(self._fit, data, self._settings, name=self._train.name, hold=functools.partial(self._hold, data),
+                  rank=self._rank, extend=self._is_standardized)
+    right, top, total = jax.device_get(count_right(best.linear, test.features, test.label, test.weight)).tolist()
+    self._test.check_counted(total)
+    metrics = {'top1': right / total, 'top5': top / total, self._setting: best.setting}
+    if not math.isnan(best.held_out):
+      metrics |= {'held_out': best.held_out, 'held_out_nll': best.held_out_nll}
+    return Result(named(metrics, self._limit), total, None, mark('top1', self._limit),
+                  self._train.spent_s + self._test.spent_s)
+
+  def _hold(self, data: Data) -> HostArray:
+    """Returns which training examples are held out, `[S]` bool, the same on every host."""
+    rows = gather({'label': data.label, 'weight': data.weight, 'example': data.example}, self._train.mesh)
+    size = self._train.num_examples
+    label, counts, good = np.zeros(size, np.int32), np.zeros(size, bool), rows['weight'] > 0
+    label[rows['example'][good]], counts[rows['example'][good]] = rows['label'][good], True
+    return hold_out(label, counts, part=self._holdout, name=self._train.name)

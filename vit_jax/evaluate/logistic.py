@@ -18,16 +18,16 @@ import numpy as np
 import optax
 
 from vit_jax.config import schema
-from vit_jax.core.types import Array, PyTree
+from vit_jax.core.types import Array
 from vit_jax.evaluate import linear
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.linear import Linear, cut
 from vit_jax.evaluate.resources import Make, Resources
-from vit_jax.evaluate.results import Measuring, Result
+from vit_jax.evaluate.results import Measuring
 
 MEMORY = 10              # pairs of updates and gradient differences that L-BFGS stores
-LINE_SEARCH_STEPS = 20
 TOLERANCE = 1e-6         # a fit has converged if no entry of its gradient is larger
+LINE_SEARCH_STEPS = 20
 SOLVER_BYTES = 2**31  # limit for kernels and the memory of L-BFGS, over the penalties that are fitted at once
 
 
@@ -96,53 +96,32 @@ def _minimize(value: Callable[[Linear], Array], start: Linear, *, max_steps: int
   return Solution(end.linear, end.steps, end.gradient)
 
 
-class Logistic:
-  """Evaluator of one view: `top1`, `top5`, the chosen penalty `l2`, its accuracy and NLL on the held-out examples.
+def evaluator(train: Split, test: Split, *, num_classes: int, penalties: Sequence[float], holdout: float,
+              max_steps: int, limit: int = 0) -> linear.Evaluator:
+  """Returns the evaluator of one view: `top1`, `top5`, the chosen penalty `l2`, and its held-out accuracy and NLL.
 
   The penalty with the smallest held-out NLL is chosen: on few examples several penalties have the same accuracy, and
   accuracy does not depend on the probability of a wrong prediction. If the smallest or the largest penalty is chosen,
   the grid is extended on that side.
 
   Args:
-    train: training split.
-    test: test split.
-    num_classes: C.
+    train, test, holdout, limit: see `linear.Evaluator`.
     penalties: to choose from, per example (see above).
-    holdout: fraction of held-out training examples, the same for every class.
-    max_steps: limit of the steps of L-BFGS.
-    limit: number of examples to which the splits were truncated; 0 = not truncated.
+    num_classes, max_steps: see `fit`.
   """
-
-  def __init__(self, train: Split, test: Split, *, num_classes: int, penalties: Sequence[float], holdout: float,
-               max_steps: int, limit: int = 0) -> None:
-    self._train, self._test, self._num_classes, self._limit = train, test, num_classes, limit
-    self._penalties, self._holdout = tuple(penalties), holdout
-    self._max_steps = max_steps
-
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Returns the accuracies of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
-
-  def measure(self, selected: PyTree) -> Result:
-    """Returns the accuracies and the number of test examples."""
-    data, test = linear.place(self._train, self._test, selected)
-    best = linear.choose(self._fit, data, self._penalties, name=self._train.name,
-                         hold=linear.holder(data, self._train, self._holdout), rank=linear.by_nll, extend=True)
-    return linear.result(self._train, self._test, test, best, 'l2', self._limit)
-
-  def _fit(self, data: linear.Data, penalties: Sequence[float]) -> Linear:
-    return fit_all(data, penalties, num_classes=self._num_classes, max_steps=self._max_steps)
+  fit_penalties = functools.partial(fit_all, num_classes=num_classes, max_steps=max_steps)
+  return linear.Evaluator(train, test, fit_penalties, penalties, setting='l2', holdout=holdout, rank=linear.by_nll,
+                          is_standardized=True, limit=limit)
 
 
 def fit_all(data: linear.Data, penalties: Sequence[float], *, num_classes: int, max_steps: int) -> Linear:
   """Fits classifiers for all penalties, as many at once as `SOLVER_BYTES` allows; arguments as of `fit`."""
   room = 4 * data.features.shape[-1] * num_classes * (2 * MEMORY + 5)
   size = max(1, SOLVER_BYTES // room)
-  found = [fit(data.features, data.label, data.weight, np.asarray(penalties[at:at + size], np.float32),
-               num_classes=num_classes, max_steps=max_steps).linear
-           for at in range(0, len(penalties), size)]
-  return Linear(*(jnp.concatenate(x) for x in zip(*found, strict=True)))
+  fitted = [fit(data.features, data.label, data.weight, np.asarray(penalties[start:start + size], np.float32),
+                num_classes=num_classes, max_steps=max_steps).linear
+            for start in range(0, len(penalties), size)]
+  return Linear(*(jnp.concatenate(x) for x in zip(*fitted, strict=True)))
 
 
 def build(resources: Resources, name: str, settings: schema.Logistic) -> Make:
@@ -150,7 +129,7 @@ def build(resources: Resources, name: str, settings: schema.Logistic) -> Make:
   train, test = resources.sources(name)
 
   def make(view: str) -> Measuring:
-    return Logistic(
+    return evaluator(
         *resources.splits(name, settings, train, test, view),
         num_classes=len(train.class_names), penalties=settings.l2, holdout=settings.holdout,
         max_steps=settings.max_steps, limit=settings.limit)

@@ -17,10 +17,10 @@ from jax.sharding import Mesh
 from vit_jax.config import durations, schema
 from vit_jax.core.types import Array, HostArray, PyTree
 from vit_jax.evaluate import linear
-from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.features import Split, gather
 from vit_jax.evaluate.linear import Linear
 from vit_jax.evaluate.resources import Make, Resources
-from vit_jax.evaluate.results import Measuring, Result
+from vit_jax.evaluate.results import Measuring
 from vit_jax.models.probe import EPS, Statistics, normalize
 from vit_jax.optim import optimizers, schedules
 from vit_jax.parallel import mesh as meshes
@@ -66,7 +66,10 @@ def train(features: Array, label: Array, weight: Array, example: Array, rates: H
     mesh: of the features.
     on_step: called with the number of steps done, after each epoch.
   """
-  rows = _in_order(example, weight, mesh)
+  gathered = gather({'example': example, 'weight': weight}, mesh)
+  used = np.flatnonzero(gathered['weight'] > 0)
+  # Positions in the flattened `[G * R]`, in the order of the source.
+  rows = used[np.argsort(gathered['example'].ravel()[used], kind='stable')].astype(np.int32)
   size = min(recipe.batch_size, len(rows))
   lengths = durations.Lengths(num_examples=len(rows), batch_size=size, total_steps=recipe.num_steps(len(rows)))
   width = features.shape[-1]
@@ -81,15 +84,13 @@ def train(features: Array, label: Array, weight: Array, example: Array, rates: H
     batches = mixed[:len(rows) // size * size].reshape(-1, size)
     carry = jax.block_until_ready(_epoch(carry, features, label, batches, rates, recipe, lengths, mesh))
     on_step((epoch + 1) * len(batches))
-  return _folded(carry[0], carry[2], recipe.normalize)
-
-
-def _in_order(example: Array, weight: Array, mesh: Mesh) -> HostArray:
-  """Returns the positions of the used rows in the flattened `[G * R]`, in the order of the source."""
-  whole = meshes.replicated(mesh)
-  places, counts = jax.device_get(jax.jit(lambda x: x, out_shardings=whole)((example, weight > 0)))
-  rows = np.flatnonzero(counts)
-  return rows[np.argsort(places.ravel()[rows], kind='stable')].astype(np.int32)
+  params, running = carry[0], carry[2]
+  if not recipe.normalize:
+    return Linear(params['kernel'], params['bias'])
+  # Normalization by the running statistics is a part of the classifier.
+  kernel = params['kernel'] / jnp.sqrt(running.variance + EPS)[None, :, None]
+  shift = jnp.einsum('d,ndc->nc', running.mean, kernel, precision=jax.lax.Precision.HIGHEST)
+  return Linear(kernel, params['bias'] - shift)
 
 
 def _optimizer(recipe: Recipe, lengths: durations.Lengths) -> optimizers.Optimizer:
@@ -134,50 +135,24 @@ def _epoch(carry: PyTree, features: Array, label: Array, batches: Array, rates: 
   return jax.lax.scan(step, carry, batches)[0]
 
 
-def _folded(params: PyTree, running: Statistics, normalize: bool) -> Linear:
-  """Returns the classifiers with the running statistics folded into kernel and bias."""
-  kernel, bias = params['kernel'], params['bias']
-  if not normalize:
-    return Linear(kernel, bias)
-  kernel = kernel / jnp.sqrt(running.variance + EPS)[None, :, None]
-  return Linear(kernel, bias - jnp.einsum('d,ndc->nc', running.mean, kernel, precision=jax.lax.Precision.HIGHEST))
-
-
-class Probe:
-  """Evaluator of one view: `top1`, `top5`, the chosen learning rate `lr` and its accuracy on held-out examples.
+def evaluator(train_split: Split, test: Split, *, num_classes: int, recipe: Recipe, rates: Sequence[float],
+              holdout: float, limit: int = 0) -> linear.Evaluator:
+  """Returns the evaluator of one view: `top1`, `top5`, the chosen learning rate `lr` and its held-out accuracy.
 
   Args:
-    train: training split.
-    test: test split.
+    train_split, test, holdout, limit: see `linear.Evaluator`.
     num_classes: C.
     recipe: training settings.
     rates: peak learning rates to choose from, for the batch size of the recipe.
-    holdout: fraction of held-out training examples if there are several rates.
-    limit: number of examples to which the splits were truncated; 0 = not truncated.
   """
+  def fit(data: linear.Data, rates: Sequence[float]) -> Linear:
+    repeats = 2 if len(rates) > 1 else 1  # the best rate is then used with all examples
+    with train_split.count('steps', recipe.num_steps(int(data.weight.sum())), repeats=repeats) as tally:
+      return train(data.features, data.label, data.weight, data.example, np.asarray(rates, np.float32), recipe,
+                   num_classes=num_classes, mesh=train_split.mesh, on_step=tally.update)
 
-  def __init__(self, train: Split, test: Split, *, num_classes: int, recipe: Recipe, rates: Sequence[float],
-               holdout: float, limit: int = 0) -> None:
-    self._train, self._test, self._num_classes, self._limit = train, test, num_classes, limit
-    self._recipe, self._rates, self._holdout = recipe, tuple(rates), holdout
-
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Returns the accuracies of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
-
-  def measure(self, selected: PyTree) -> Result:
-    """Returns the accuracies and the number of test examples."""
-    data, test = linear.place(self._train, self._test, selected, standardize=False)
-    best = linear.choose(self._fit, data, self._rates, name=self._train.name,
-                         hold=linear.holder(data, self._train, self._holdout), rank=linear.by_accuracy)
-    return linear.result(self._train, self._test, test, best, 'lr', self._limit)
-
-  def _fit(self, data: linear.Data, rates: Sequence[float]) -> Linear:
-    several = 2 if len(rates) > 1 else 1  # the best rate is then used with all examples
-    with self._train.count('steps', self._recipe.num_steps(int(data.weight.sum())), repeats=several) as tally:
-      return train(data.features, data.label, data.weight, data.example, np.asarray(rates, np.float32), self._recipe,
-                   num_classes=self._num_classes, mesh=self._train.mesh, on_step=tally.update)
+  return linear.Evaluator(train_split, test, fit, rates, setting='lr', holdout=holdout, rank=linear.by_accuracy,
+                          is_standardized=False, limit=limit)
 
 
 def build(resources: Resources, name: str, settings: schema.Probe) -> Make:
@@ -192,7 +167,7 @@ def build(resources: Resources, name: str, settings: schema.Probe) -> Make:
   rates = [rate * size / base if base else rate for rate in settings.learning_rates]
 
   def make(view: str) -> Measuring:
-    return Probe(
+    return evaluator(
         *resources.splits(name, settings, train, test, view),
         num_classes=len(train.class_names), recipe=recipe, rates=rates, holdout=settings.holdout, limit=settings.limit)
   return make

@@ -1,16 +1,17 @@
-"""The resources that the evaluators of a job share: sources, loaders, feature readers and the feature store."""
+"""Builds the evaluators of a config, and what they share: sources, loaders, readers of features and their store."""
 from __future__ import annotations
 
 import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from jax.sharding import Mesh
 
 from vit_jax import __version__
 from vit_jax.config import schema
+from vit_jax.core import implementation
 from vit_jax.core.contracts import Backbone, EvalLoader, View
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree, Shard
@@ -19,13 +20,12 @@ from vit_jax.data import opening
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.image import geometry
 from vit_jax.data.source import Source, has_masks, take_first, title
-from vit_jax.evaluate.results import Measuring
+from vit_jax.evaluate.results import Fingerprint, Measuring
 from vit_jax.models import heads, intermediates
 from vit_jax.parallel import mesh as meshes
 
 if TYPE_CHECKING:
-  from vit_jax.evaluate.features import Reader, Split
-  from vit_jax.evaluate.store import Store
+  from vit_jax.evaluate.features import Reader, Split, Store
 
 
 class Encoder(Protocol):
@@ -49,12 +49,6 @@ Make = Callable[[str], Measuring]
 """Maps the name of a view to its evaluator."""
 
 
-class Fingerprint(NamedTuple):
-  """Size and digest of a source, by which a record sees that images were changed after a run; '' = not known."""
-  examples: int
-  digest: str
-
-
 def fingerprint(source: Source) -> Fingerprint:
   """Returns the fingerprint of a source; no image is read."""
   return Fingerprint(len(source), source.digest)
@@ -76,34 +70,22 @@ class Data(Protocol):
   def in_memory(self) -> bool: ...
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pooled:
-  """Reads the input of the head of a view."""
-  view: View
-
-  def __call__(self, selected: PyTree, image: Array) -> Array:
-    return self.view.predict(selected, image).features.pooled
+def pooled(view: View, selected: PyTree, image: Array) -> Array:
+  """Returns the input of the head of a view."""
+  return view.predict(selected, image).features.pooled
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Hidden:
-  """Reads the input of the last layer of the head: after its hidden layer, if it has one."""
-  view: View
-
-  def __call__(self, selected: PyTree, image: Array) -> Array:
-    pooled = self.view.predict(selected, image).features.pooled
-    return heads.hidden(selected['head'], pooled) if 'head' in selected else pooled
+def hidden(view: View, selected: PyTree, image: Array) -> Array:
+  """Returns the input of the last layer of the head: after its hidden layer, if it has one."""
+  features = pooled(view, selected, image)
+  return heads.hidden(selected['head'], features) if 'head' in selected else features
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tapped:
-  """Reads features after the chosen blocks."""
-  backbone: intermediates.LayeredBackbone
-  features: schema.FeatureLayers
-
-  def __call__(self, selected: PyTree, image: Array) -> Array:
-    found = intermediates.read(self.backbone, selected['backbone'], image, self.features.blocks, selected['state'])
-    return intermediates.concatenate(found, patches=self.features.patches)
+def tapped(backbone: intermediates.LayeredBackbone, layers: schema.FeatureLayers, selected: PyTree,
+           image: Array) -> Array:
+  """Returns features after the chosen blocks."""
+  outputs = intermediates.read(backbone, selected['backbone'], image, layers.blocks, selected['state'])
+  return intermediates.concatenate(outputs, patches=layers.patches)
 
 
 class Resources:
@@ -126,7 +108,7 @@ class Resources:
                encoder: Callable[[str, schema.TextEvaluation], Encoder]) -> None:
     self.config, self.class_names, self.views, self.mesh = config, data.class_names, views, mesh
     self.prepare, self.bar, self._stored = prepare_eval(config.data.recipe), bar, (folder, embedded)
-    self._data, self._backbone, self._shard, self.encoder = data, backbone, shard, encoder
+    self._data, self.backbone, self._shard, self.encoder = data, backbone, shard, encoder
     self._loaders: dict[tuple[str, int, str], loaders.EvalLoader] = {}
     self._readers: dict[tuple[str, str, bool], Reader] = {}
     self._opened: dict[str, Source] = {}
@@ -136,44 +118,58 @@ class Resources:
   @functools.cached_property
   def store(self) -> Store:
     """The features that evaluations share."""
-    from vit_jax.evaluate.store import Store  # only here: few runs evaluate features
+    from vit_jax.evaluate.features import Store  # only here: few runs evaluate features
     return Store(*self._stored)
 
   def fingerprints(self) -> dict[str, Fingerprint]:
     """Returns what the evaluations read, by source and split as in the config."""
-    found = {}
-    for name, source in self._opened.items():
-      is_given = source is self._data.train or source is self._data.eval  # maybe with the classes of weights
-      found[name] = Fingerprint(len(source), '') if is_given else fingerprint(source)
-    return found
+    given = (self._data.train, self._data.eval)  # maybe with the classes of weights, so that the digest differs
+    return {name: Fingerprint(len(source), '' if any(source is one for one in given) else source.digest)
+            for name, source in self._opened.items()}
 
   def _note(self, settings: schema.Evaluation, split: str, source: Source) -> None:
-    own = self.config.data
-    if settings.source != own.source:  # where both name it, its classes may be others (`open_split`)
-      self._opened[f'{settings.source or own.source} {split}'] = source
+    run_source = self.config.data.source
+    if settings.source != run_source:  # where both name it, its classes may be others (`open_split`)
+      self._opened[f'{settings.source or run_source} {split}'] = source
 
-  @property
-  def backbone(self) -> Backbone:
-    """The network of all views, without head."""
-    return self._backbone
+  def evaluators(self) -> dict[str, dict[str, Measuring]]:
+    """Returns the evaluators by evaluation and view. They share loaders, and features of the same weights.
+
+    The `implementation` of the settings of an evaluation is a function `build(resources, name, settings)`. It returns
+    the function that builds the evaluator of a view.
+
+    Raises:
+      UserError: an evaluation names a view that the objective does not have, or cannot be built.
+    """
+    evaluators: dict[str, dict[str, Measuring]] = {}
+    for name, settings in self.config.evals.items():
+      chosen = settings.views or tuple(self.views)
+      if not set(chosen) <= set(self.views):
+        raise UserError(f'evals.{name}.views: expected some of {", ".join(self.views)}, got {", ".join(chosen)}. '
+                        'Set some of these views.')
+      make: Make = implementation.of(settings)(self, name, settings)
+      evaluators[name] = {view: make(view) for view in chosen}
+    return evaluators
 
   def eval_source(self, name: str) -> Source:
     """Returns the test source of an evaluation. Raises UserError if it has masks and the evaluation needs classes."""
     settings = self.config.evals[name]
     whole = _whole_eval_source(self.config, self._data, settings)
     self._note(settings, settings.split or self.config.data.eval_split, whole)
-    found = take_first(whole, settings.limit)
-    check_masks(f'evals.{name}', found, settings)
-    return found
+    check_masks(f'evals.{name}', whole, settings)
+    return take_first(whole, settings.limit)
 
   def sources(self, name: str) -> tuple[Source, Source]:
     """Returns the training and the test source of an evaluation. Raises UserError if their classes differ."""
     settings = self.config.evals[name]
     assert isinstance(settings, schema.FrozenEvaluation)
-    whole, test = _whole_train_source(self.config, self._data, settings), self.eval_source(name)
+    whole, test = self._data.train, self.eval_source(name)
+    if settings.train_split or settings.source or self._data.train is self._data.eval:
+      whole = open_split(self.config, settings.source, settings.train_split or self.config.data.train_split,
+                         order=self._data.class_names)
     self._note(settings, settings.train_split or self.config.data.train_split, whole)
     train = whole if isinstance(settings, schema.FewShot) else take_first(whole, settings.limit)  # it draws from all
-    check_masks(f'evals.{name}', train, self.config.evals[name])
+    check_masks(f'evals.{name}', train, settings)
     check_same(name, train, test)
     return train, test
 
@@ -203,18 +199,20 @@ class Resources:
     return (self.split(name, settings, train, view, in_memory=False),
             self.split(name, settings, test, view, in_memory=True))
 
-  def split(self, name: str, settings: schema.FeatureEvaluation, source: Source, view: str, *,
-            in_memory: bool) -> Split:
-    """Returns the features of a view on a source."""
+  def split(self, name: str, settings: schema.FeatureEvaluation, source: Source, view: str, *, in_memory: bool,
+            reader: Reader | None = None, reads: str = '') -> Split:
+    """Returns the features of a view on a source; with another `reader`, `reads` says which features it returns."""
     from vit_jax.evaluate.features import Split  # only here: few runs evaluate features
     size = self.batch_size(name, settings)
-    is_theirs = _is_of_big_vision(settings)
+    is_theirs = isinstance(settings, schema.FewShot) and settings.protocol is schema.FewShotProtocol.BIG_VISION
     recipe = squashed_crop(self.config) if is_theirs else self.config.data.recipe
     layers = settings.features if isinstance(settings, schema.FrozenEvaluation) else schema.FeatureLayers()
     identity = identify(source, recipe=recipe, image_px=self.config.image_px,
                         network=(self.config.model, self.config.head), view=view, layers=layers, after_hidden=is_theirs)
+    if reads:
+      identity['features'] = reads
     return Split(
-        self._reader(name, layers, view, after_hidden=is_theirs), self.prepare,
+        reader or self._reader(name, layers, view, after_hidden=is_theirs), self.prepare,
         self.loader(source, size, in_memory=in_memory, recipe=recipe),
         batch_size=size, mesh=self.mesh, store=self.store, identity=identity,
         name=f'evals.{name} ({title(source)}, {view})', bar=self.bar)
@@ -222,15 +220,13 @@ class Resources:
   def _reader(self, name: str, tap: schema.FeatureLayers, view: str, *, after_hidden: bool) -> Reader:
     key = (view, repr(tap), after_hidden)
     if key not in self._readers:
-      if tap.blocks and not intermediates.is_layered(self._backbone):
+      if not tap.blocks:
+        self._readers[key] = functools.partial(hidden if after_hidden else pooled, self.views[view])
+      elif intermediates.is_layered(self.backbone):
+        self._readers[key] = functools.partial(tapped, self.backbone, tap)
+      else:
         raise UserError(f'evals.{name}.features.blocks: expected () for {type(self.config.model).__name__}, which has '
                         f'no blocks to read after, got {tap.blocks}. Remove it.')
-      if tap.blocks and intermediates.is_layered(self._backbone):
-        self._readers[key] = Tapped(self._backbone, tap)
-      elif after_hidden:
-        self._readers[key] = Hidden(self.views[view])
-      else:
-        self._readers[key] = Pooled(self.views[view])
     return self._readers[key]
 
 
@@ -243,10 +239,6 @@ def identify(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int]
               *((recipe.eval_native_patch,) if recipe.eval_native_patch else ()))
   return {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures), 'network': repr(network), 'view': view,
           'features': repr(layers) + ' after the hidden layer' * after_hidden, 'code': __version__}
-
-
-def _is_of_big_vision(settings: schema.FeatureEvaluation) -> bool:
-  return isinstance(settings, schema.FewShot) and settings.protocol is schema.FewShotProtocol.BIG_VISION
 
 
 def squashed_crop(config: schema.Config) -> schema.Recipe:
@@ -270,16 +262,10 @@ def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
 
 def _whole_eval_source(config: schema.Config, data: Data, settings: schema.Evaluation) -> Source:
   # Evaluations of features do not use the classes of loaded weights.
-  is_own = isinstance(settings, schema.FeatureEvaluation) and data.train is data.eval
-  if settings.split or settings.source or is_own:
+  is_apart = isinstance(settings, schema.FeatureEvaluation) and data.train is data.eval
+  if settings.split or settings.source or is_apart:
     return open_split(config, settings.source, settings.split or config.data.eval_split, order=data.class_names)
   return data.eval
-
-
-def _whole_train_source(config: schema.Config, data: Data, settings: schema.FrozenEvaluation) -> Source:
-  if settings.train_split or settings.source or data.train is data.eval:
-    return open_split(config, settings.source, settings.train_split or config.data.train_split, order=data.class_names)
-  return data.train
 
 
 def open_split(config: schema.Config, source: str, split: str, *, order: Sequence[str] = ()) -> Source:
@@ -287,12 +273,12 @@ def open_split(config: schema.Config, source: str, split: str, *, order: Sequenc
 
   `order` has the classes of the run.
   """
-  own = config.data
+  data = config.data
   if source:  # the evaluation itself maps the classes of this source
-    own = dataclasses.replace(own, source=source, classes='', num_classes=0, num_examples=0, label_column='',
-                              image_column='', caption_column='', label_offset=0)
+    data = dataclasses.replace(data, source=source, classes='', num_classes=0, num_examples=0, label_column='',
+                               image_column='', caption_column='', label_offset=0)
   return opening.check_labels(opening.open_split(
-      own, split, image_px=config.image_px, order=() if source else order), own)
+      data, split, image_px=config.image_px, order=() if source else order), data)
 
 
 def check_single(where: str, source: Source) -> None:

@@ -12,7 +12,6 @@ A query whose class has no other image in the gallery counts as a miss. Features
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +19,10 @@ import jax.numpy as jnp
 from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree
 from vit_jax.data import opening
-from vit_jax.evaluate import knn, problems
+from vit_jax.evaluate import knn
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.resources import Make, Resources, check_single
 from vit_jax.evaluate.results import Measuring, Result, mark, named
-from vit_jax.record.progress import TaskProgress
 
 RANKS = (1, 5, 10)
 """Values of K; the first one is the headline."""
@@ -43,47 +41,22 @@ class Retrieval:
   def __init__(self, queries: Split, gallery: Split | None, *, ranks: tuple[int, ...], limit: int = 0) -> None:
     self._queries, self._gallery, self._ranks, self._limit = queries, gallery, ranks, limit
 
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Returns recall@K of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
-
   def measure(self, selected: PyTree) -> Result:
     """Returns recall@K and the number of queries."""
     rows = self._queries.place(self._queries.table(selected))
     if self._gallery:
-      similarity, label = self._search(self._gallery, selected, rows['features'], 'label', max(self._ranks))
-    else:
-      similarity, label = self._others(selected, rows)
+      similarity, label = knn.nearest(self._gallery, selected, rows['features'], max(self._ranks))
+    else:  # each query is left out of its own neighbors
+      similarity, example = knn.nearest(self._queries, selected, rows['features'], max(self._ranks) + 1, what='example')
+      similarity, label = _without_itself(similarity, example, rows['example'], rows['label'],
+                                          self._queries.num_examples)
     hits, total = jax.device_get(_count(similarity, label, rows['label'], rows['mask'], self._ranks))
-    problems.check_counted(self._queries.name, int(total), self._queries.num_examples)
+    self._queries.check_counted(int(total))
     protocol = 'gallery' if self._gallery else 'loo'
     metrics = {f'recall{k}_{protocol}': float(hits[i]) / int(total) for i, k in enumerate(self._ranks)}
     spent_s = self._queries.spent_s + (self._gallery.spent_s if self._gallery else 0.)
     return Result(named(metrics, self._limit), int(total), None,
                   mark(f'recall{self._ranks[0]}_{protocol}', self._limit), spent_s)
-
-
-  def _others(self, selected: PyTree, rows: dict[str, Array]) -> tuple[Array, Array]:
-    """Returns similarity and label of the nearest examples of the queries' split, each query left out of its own."""
-    most = max(self._ranks)
-    similarity, example = self._search(self._queries, selected, rows['features'], 'example', most + 1)
-    return _without_itself(similarity, example, rows['example'], rows['label'], self._queries.num_examples)
-
-  def _search(self, gallery: Split, selected: PyTree, features: Array, what: str, k: int) -> tuple[Array, Array]:
-    """Returns similarity and `label` or `example` of the k nearest examples of a split, `[G, R, k]` each."""
-    table, layout = gallery.table(selected), gallery.layout
-    stride = min(max(1, knn.BLOCK // layout.batch_size) * layout.size, layout.num_rows)
-    starts = range(0, layout.num_rows, stride)
-
-    def blocks(progress: TaskProgress) -> Iterator[tuple[Array, Array, Array]]:
-      for number, start in enumerate(starts):
-        block = gallery.place(table, start, start + stride)
-        yield block['features'], block[what], block['mask']
-        progress.update(number + 1)
-
-    with gallery.count('blocks', len(starts)) as progress:
-      return knn.search(features, blocks(progress), k, mesh=gallery.mesh, size=layout.size)
 
 
 @functools.partial(jax.jit, static_argnums=4)

@@ -4,7 +4,7 @@ A training token has the most frequent class of its pixels. Logistic regression 
 tokens (`logistic.py`). k-NN votes by cosine, `sum_i exp(s_i / T) [label_i = c]` (`knn.py`), and votes are divided by
 their sum; retrieval of tokens by similarity is the protocol of Balazevic et al. 2023 (arXiv 2306.01667), whose tokens
 have mixtures of classes. The scores of the tokens of a test image are interpolated at the pixels of its mask
-(`upsample.py`), and each pixel of each mask that has a class counts once.
+(`pixels.py`), and each pixel of each mask that has a class counts once.
 
 The protocol is in the name of every metric: `miou.linear.l2_sweep.b12.norm.224x224`.
 """
@@ -22,10 +22,10 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.contracts import Backbone
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Batch, HostArray, PyTree
+from vit_jax.core.types import Array, HostArray, PyTree
 from vit_jax.data.image.masks import MaskedImages, MaskValues
 from vit_jax.data.source import Source, origins
-from vit_jax.evaluate import confusion, knn, linear, logistic, mask_overlay, upsample
+from vit_jax.evaluate import knn, linear, logistic, pixels
 from vit_jax.evaluate.resources import Make, Resources
 from vit_jax.evaluate.results import Measuring, Result, mark, named
 from vit_jax.evaluate.tokens import Draw, Grids, Heads, Tokens
@@ -75,11 +75,6 @@ class Segmentation:
     self._train, self._test, self._settings, self._class_names = train, test, settings, tuple(class_names)
     self._protocol, self._num_classes = protocol, len(class_names)
 
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Returns the metrics of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
-
   def measure(self, selected: PyTree) -> Result:
     """Returns the metrics and the number of test images."""
     s = self._settings
@@ -88,12 +83,16 @@ class Segmentation:
     heads = [self._nearest(data, k) for k in s.neighbors]
     arrays: dict[str, HostArray] = {}
     if s.l2:
-      best = self._fit(data)
-      arrays = self._probe(best[0])._asdict()
-      heads.insert(0, Head(f'linear.l2_{f"{s.l2[0]:g}" if len(s.l2) == 1 else "sweep"}', best[0]))
-      metrics[f'l2.{heads[0].name}.{self._protocol}'] = best[1]
+      scores, penalty = self._fit(data)
+      classifier, mean, std = (jax.device_get(part) for part in scores.args)
+      values = self._test.images.values
+      arrays = Probe(classifier.kernel, classifier.bias, mean, std, np.array(self._class_names),
+                     np.array(s.features.blocks, np.int32), np.array(s.norm),
+                     np.array([values.first, values.ignore]))._asdict()
+      heads.insert(0, Head(f'linear.l2_{f"{s.l2[0]:g}" if len(s.l2) == 1 else "sweep"}', scores))
+      metrics[f'l2.{heads[0].name}.{self._protocol}'] = penalty
     matrices, figures = self._count(selected, heads)
-    for head, matrix in zip(heads, confusion.total(matrices), strict=True):
+    for head, matrix in zip(heads, pixels.total(matrices), strict=True):
       metrics |= self._metrics(head.name, matrix)
     headline = mark(f'miou.{heads[0].name}.{self._protocol}', s.limit)
     return Result(named(metrics, s.limit), self._test.num_examples, None, headline, figures=figures,
@@ -103,19 +102,11 @@ class Segmentation:
     """Returns the logistic regression with the best penalty, and the penalty."""
     s = self._settings
     mean, std = linear.moments(data.features, data.weight)
-    x = _standardized(data.features, mean, std)
+    x = linear.standardize(data.features, mean, std)
     fit = functools.partial(logistic.fit_all, num_classes=self._num_classes, max_steps=s.max_steps)
     best = linear.choose(fit, data._replace(features=x), s.l2, name=self._train.name, hold=self._hold,
                          rank=linear.by_nll, extend=True)
     return functools.partial(_linear_scores, best.linear, mean, std), best.setting
-
-  def _probe(self, fitted: functools.partial[Array]) -> Probe:
-    """Returns the classifier of `_fit` with what is needed to apply it."""
-    classifier, mean, std = (jax.device_get(part) for part in fitted.args)
-    values = self._test.images.values
-    return Probe(classifier.kernel, classifier.bias, mean, std, np.array(self._class_names),
-                 np.array(self._settings.features.blocks, np.int32), np.array(self._settings.norm),
-                 np.array([values.first, values.ignore]))
 
   def _hold(self) -> HostArray:
     """Returns which training images choose the penalty, `[S]` bool: evenly spaced ones."""
@@ -124,9 +115,9 @@ class Segmentation:
     if number >= size:
       raise UserError(f'{self._train.name}: expected at least two images, one of which can be held out to choose a '
                       f'penalty, got {size}. Give a single l2 to choose nothing.')
-    found = np.zeros(size, bool)
-    found[(np.arange(number) * size + size // 2) // number] = True
-    return found
+    is_held = np.zeros(size, bool)
+    is_held[(np.arange(number) * size + size // 2) // number] = True
+    return is_held
 
   def _nearest(self, data: linear.Data, k: int) -> Head:
     s, mesh = self._settings, self._train.mesh
@@ -143,50 +134,38 @@ class Segmentation:
 
   def _count(self, selected: PyTree, heads: Sequence[Head]) -> tuple[HostArray, dict[str, HostArray]]:
     """Returns the confusion matrices `[heads, C, C]` of this process's images, and the overlays."""
-    size = self._num_classes
+    size, images = self._num_classes, self._test.images
     join = jax.jit(lambda *parts: jnp.concatenate(parts, -1), out_shardings=meshes.batch_sharding(self._test.mesh))
     matrices = np.zeros((len(heads), size, size), np.int64)
     figures: dict[str, HostArray] = {}
     for example, scores in self._test.stream(selected, lambda x: join(*(head.score(x) for head in heads))):
-      rows, columns = self._spans(example)
-      predicted = [upsample.predict(part, rows, columns, example['mask'].shape)
-                   for part in np.split(scores, len(heads), -1)]
-      for matrix, one in zip(matrices, predicted, strict=True):
-        matrix += confusion.count(example['mask'], one, size)
+      rows, columns = (pixels.spans(example['mask'].shape[axis], int(example['size'][axis]), images.window_px[axis],
+                                    images.stride(axis), images.grid[axis]) for axis in (0, 1))
+      masks = {'masks': example['mask']}
+      for head, matrix, part in zip(heads, matrices, np.split(scores, len(heads), -1), strict=True):
+        masks[head.name] = pixels.upsample(part, rows, columns, example['mask'].shape)
+        matrix += pixels.count(example['mask'], masks[head.name], size)
       index = int(example['index'])
       if index < self._settings.overlays:
-        found = {'masks': example['mask'], **{head.name: one for head, one in zip(heads, predicted, strict=True)}}
-        figures[f'{index:04d}'] = mask_overlay.draw(self._test.images.read(index)[0], found, self._class_names)
+        figures[f'{index:04d}'] = pixels.draw(images.read(index)[0], masks, self._class_names)
     return matrices, figures
-
-  def _spans(self, example: Batch) -> tuple[list[upsample.Span], list[upsample.Span]]:
-    """Returns the interpolation of the windows of an image along rows and columns."""
-    images = self._test.images
-    rows, columns = (upsample.spans(example['mask'].shape[axis], int(example['size'][axis]), images.window_px[axis],
-                                    images.stride(axis), images.grid[axis]) for axis in (0, 1))
-    return rows, columns
 
   def _metrics(self, name: str, matrix: HostArray) -> dict[str, float]:
     if not matrix.sum():
       raise UserError(f'{self._test.name}: expected a pixel that counts, got none. '
                       'Choose another split, or another class to ignore.')
-    found, where = confusion.scores(matrix), f'{name}.{self._protocol}'
-    texts = [re.sub(r'[^A-Za-z0-9_-]', '_', one) for one in self._class_names]
+    scores, where = pixels.scores(matrix), f'{name}.{self._protocol}'
+    texts = [re.sub(r'[^A-Za-z0-9_-]', '_', class_name) for class_name in self._class_names]
     if len(set(texts)) < len(texts):  # such as of names in other letters
       texts = [f'{number}_{text}' for number, text in enumerate(texts)]
-    classes = {f'iou.{where}.class_{one}': float(value)
-               for one, value in zip(texts, found.iou, strict=True) if not np.isnan(value)}
-    return {f'miou.{where}': found.miou, f'accuracy.{where}': found.accuracy} | classes
-
-
-@jax.jit
-def _standardized(features: Array, mean: Array, std: Array) -> Array:
-  return (features - mean[None, None]) / std[None, None]
+    classes = {f'iou.{where}.class_{text}': float(value)
+               for text, value in zip(texts, scores.iou, strict=True) if not np.isnan(value)}
+    return {f'miou.{where}': scores.miou, f'accuracy.{where}': scores.accuracy} | classes
 
 
 @jax.jit
 def _linear_scores(classifier: linear.Linear, mean: Array, std: Array, tokens: Array) -> Array:
-  return linear.predict(classifier, _standardized(tokens, mean, std))
+  return linear.predict(classifier, linear.standardize(tokens, mean, std))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
@@ -215,9 +194,9 @@ def find_grid(backbone: Backbone, image_px: tuple[int, int], *, name: str) -> tu
   grids: list[tuple[int, int]] = []
 
   def look(key: Array, image: Array) -> Array:
-    found, _ = backbone.apply(*backbone.init(key, image), image, train=False, key=None)
-    grids.append(found.grid)
-    return found.tokens
+    features, _ = backbone.apply(*backbone.init(key, image), image, train=False, key=None)
+    grids.append(features.grid)
+    return features.tokens
 
   jax.eval_shape(look, jax.random.key(0), jax.ShapeDtypeStruct((1, *image_px, 3), jnp.float32))
   (h, w), = grids
@@ -259,9 +238,9 @@ def build(resources: Resources, name: str, settings: schema.Segmentation) -> Mak
 
 def _class_names(name: str, settings: schema.Segmentation, source: Source) -> tuple[str, ...]:
   """Returns the names of the classes of the masks; numbers if the source names none."""
-  found = source.class_names
-  if settings.num_classes not in (0, len(found)) and found or not (found or settings.num_classes):
-    raise UserError(f'evals.{name}.num_classes: expected {len(found) or "the number of classes of the masks"}, got '
-                    f'{settings.num_classes}. ' + (f'{source.name} names its classes; set it to 0.' if found else
+  names = source.class_names
+  if settings.num_classes not in (0, len(names)) and names or not (names or settings.num_classes):
+    raise UserError(f'evals.{name}.num_classes: expected {len(names) or "the number of classes of the masks"}, got '
+                    f'{settings.num_classes}. ' + (f'{source.name} names its classes; set it to 0.' if names else
                     f'{source.name} does not name its classes: set it, or list them in PATH/classes.txt.'))
-  return found or tuple(f'class {i}' for i in range(settings.num_classes))
+  return names or tuple(f'class {i}' for i in range(settings.num_classes))

@@ -1,348 +1,395 @@
-"""Stores the features of splits in memory for the evaluations of a job, and on disk for later jobs.
+"""The files of features, which `vit-jax embed` and evaluations write, and evaluations read: Parquet and NPZ.
 
-  FOLDER/<what>/<weights>/<part>-of-<parts>.{features.npy,rows.npy,json}
+| format | target | an example |
+|---|---|---|
+| `parquet` | a folder of shards, or `FILE.parquet` | `id name label` and a list of fixed size, f32 |
+| `npz` | one file | a row of the arrays `id name label` and the values |
 
-<what> is a digest of everything but the weights that features depend on; for each, only the newest weights are kept.
-The JSON file is written last and describes the others with their checksums. Without it, or if a checksum differs, the
-features are computed again. Features of other weights than in the folder's name are an error.
+`id` is the position in the source. The values have the name of what they are (`features`), and for Parquet one
+dimension; `shape` in the info is that of an example. The info is `info.json` in a folder, the entry `info` of an NPZ,
+and the metadata `vit_jax` of a Parquet file. Its `sha256` has the SHA-256 of the rest of it, and in one file of each
+column; that of a shard is in `shards`. `Written.blocks` compares them. Images that cannot be decoded have no row.
+Equal examples give equal bytes, with one version of the libraries.
+
+`embedding.write` makes these files shard by shard, so that it resumes. `features.Store` writes a Parquet file for each
+process with `write_file`.
 """
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import hashlib
+import itertools
 import json
-import logging
+import math
+import os
 import pathlib
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
-from vit_jax.core import archives, documents, files
+from vit_jax.core import archives, documents, failures, files, lazy
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import HostArray
-from vit_jax.evaluate import embedding_files
+from vit_jax.data import user_files
 
-log = logging.getLogger('vit_jax.evaluate')
+if TYPE_CHECKING:
+  import pyarrow as pa
+  from pyarrow import parquet
+else:
+  pa, parquet = map(lazy.Module, ('pyarrow', 'pyarrow.parquet'))
 
-FORMAT = 1
-_FEATURES, _ROWS, _INFO = '.features.npy', '.rows.npy', '.json'
-_CHUNK_BYTES = 2**24
-_NAME = 16  # hexadecimal digits of a digest in a name
+FORMAT = 'vit_jax features 1'
+INFO, SUMS, SHA256 = 'info.json', 'SHA256SUMS', 'sha256'
+_MOST_VALUES = 2**24  # of an example
 
 
-class Damaged(Exception):
-  """Files of the store differ from what was written."""
+@dataclasses.dataclass
+class Block:
+  """Consecutive examples: `id [n] i64`, name and `label [n] i32` (-1 = unknown), and what a network gives for them.
 
-
-class Layout(NamedTuple):
-  """The positions of the examples of a split in its table.
-
-  parts: numbers of the parts that this process loads of each batch, of `num_parts` equal ones.
+  values: `[n, …]` f32.    problem: why an image cannot be decoded; '' = it can.
   """
-  num_examples: int
-  batch_size: int
-  num_parts: int
-  parts: tuple[int, ...]
-
-  @property
-  def size(self) -> int:
-    """Rows of a part in one batch."""
-    return self.batch_size // self.num_parts
-
-  @property
-  def num_rows(self) -> int:
-    """Rows of a part in all batches."""
-    return -(-self.num_examples // self.batch_size) * self.size
-
-  def examples(self, part: int) -> HostArray:
-    """Returns the example of each row of a part, `[R] i64`; numbers from `num_examples` on are padding."""
-    rows = np.arange(self.num_rows)
-    return rows // self.size * self.batch_size + part * self.size + rows % self.size
-
-  def find(self, examples: HostArray) -> tuple[HostArray, HostArray]:
-    """Returns part and row of examples."""
-    batch, within = np.divmod(examples, self.batch_size)
-    part, row = np.divmod(within, self.size)
-    return part, batch * self.size + row
-
-
-class Rows(NamedTuple):
-  """The rows of one part of a split (or of several parts, with an additional leading axis).
-
-  features: `[R, D]` f32.   label, example: `[R]` i32; `example` is the position in the source.
-  mask: `[R]` f32, 0 for padding and for images that could not be decoded.
-  """
-  features: HostArray
+  id: HostArray
+  name: list[str]
   label: HostArray
-  example: HostArray
-  mask: HostArray
+  values: HostArray
+  problem: list[str]
+
+  @classmethod
+  def empty(cls, rows: range, shape: Sequence[int]) -> Block:
+    """Returns the block of a range of examples, to be filled."""
+    num = len(rows)
+    return cls(np.arange(rows.start, rows.stop), [''] * num, np.full(num, -1, np.int32),
+               np.zeros((num, *shape), np.float32), [''] * num)
+
+  def good(self) -> Block:
+    """Returns the examples that could be decoded."""
+    rows = [row for row, problem in enumerate(self.problem) if not problem]
+    return Block(self.id[rows], [self.name[row] for row in rows], self.label[rows], self.values[rows], [''] * len(rows))
+
+  def name_bytes(self) -> int:
+    """Returns the length of the longest name in UTF-8."""
+    return max((len(text(name).encode()) for name in self.name), default=0)
 
 
-Table = tuple[Rows, ...]
-"""This process's parts of a split."""
+Info = Mapping[str, Any]
+Notes = Sequence[Mapping[str, Any]]
 
 
-class Store:
-  """Tables of features by identity; with `folder` None they are only in memory. Every process creates one.
+@dataclasses.dataclass(frozen=True)
+class Format:
+  """A format.
 
-  `embedded` are files and folders that `vit-jax embed` wrote: their features are used where everything that features
-  depend on is the same.
+  suffix: of a shard's file.
+  write: writes a block to a file, and returns the number of its rows.
+  finish: makes the target of the folder of shards, given the info and a note of each shard.
+  read_info: the info of a complete target; None if it is something else, or the format has no place for it.
+  read: yields the blocks of a complete target with this info; None if nothing reads it.
   """
+  suffix: str
+  write: Callable[[pathlib.Path, Block, Info], int]
+  finish: Callable[[pathlib.Path, pathlib.Path, Info, Notes], None]
+  read_info: Callable[[pathlib.Path], Any]
+  read: Callable[[pathlib.Path, Info], Iterator[Block]] | None = None
 
-  def __init__(self, folder: pathlib.Path | None, embedded: Sequence[pathlib.Path] = ()) -> None:
-    self._folder = folder
-    self._kept: dict[str, tuple[str, Layout, Table]] = {}
-    self._embedded = [(path, *embedding_files.open_complete(path)) for path in embedded]
 
-  def find(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
-    """Returns the table if every process has its part of it, else None.
+def text(name: str) -> str:
+  """Returns the name of a file as text that UTF-8 can hold."""
+  return name.encode(errors='surrogateescape').decode(errors='backslashreplace')
+
+
+def choose(target: pathlib.Path, name: str = '') -> Format:
+  """Returns the format of a target, by its suffix; a folder is one of Parquet shards. `name` is that of `--format`.
+
+  Raises:
+    UserError: a name that does not fit the suffix.
+  """
+  by_suffix = FILES.get(target.suffix)
+  if not by_suffix and re.fullmatch(r'\.[a-z][a-z0-9]{1,10}', target.suffix):
+    raise UserError(f'--to: expected a file that ends in {", ".join(FILES)}, or the name of a folder without an '
+                    f'ending, got {target}. Change it.')
+  if by_suffix and name not in ('', target.suffix[1:]):
+    raise UserError(f'--format: expected {target.suffix[1:]}, the suffix of --to={target}, got {name}. Remove it, or '
+                    'give --to a folder.')
+  if not by_suffix and name == 'npz':
+    raise UserError(f'--to={target}: expected a file with the suffix .npz, which --format=npz writes, got none. '
+                    'Change the suffix or --format.')
+  return by_suffix or FOLDER
+
+
+class Written(NamedTuple):
+  """Complete files: the path of the file or folder, its info, and its format."""
+  path: pathlib.Path
+  info: Any
+  format: Format
+
+  def blocks(self) -> Iterator[Block]:
+    """Yields the examples, and compares all checksums.
 
     Raises:
-      UserError: the folder of these weights contains features of other weights.
+      UserError: something differs from what was written. Blocks may have been yielded before.
     """
-    what = digest(identity)
-    kept = self._kept.get(what)
-    if kept is not None and kept[:2] == (weights, layout):
-      return kept[2]
-    found = self._read_embedded(identity, weights, layout)
-    if found is None and self._folder is not None:
-      found = self._read(identity, weights, layout)
-    if not _all_agree(found is not None):
-      return None
-    assert found is not None
-    self._kept[what] = (weights, layout, found)
-    return found
-
-  def make(self, identity: Mapping[str, str], weights: str, layout: Layout, batches: Iterable[Rows]) -> Table:
-    """Stores the rows of all batches, `[P, b, …]` each, and returns them as a table."""
-    what = digest(identity)
-    self._kept.pop(what, None)
-    if self._folder is not None and jax.process_index() == 0:
-      _remove_others(self._folder / what, keep=weights[:_NAME])
-    writers: list[_Writer] = []
+    path, info = self.path, self.info
+    assert self.format.read is not None
     try:
-      for number, batch in enumerate(batches):
-        if not writers:
-          writers = [_Writer(self._path(what, weights, layout, part), layout, batch.features.shape[-1])
-                     for part in layout.parts]
-        for place, writer in enumerate(writers):
-          writer.write(number * layout.size, Rows(*(x[place] for x in batch)))
-      info = {'identity': dict(identity), 'weights': weights}
-      table = tuple(writer.finish({**info, 'part': part}) for writer, part in zip(writers, layout.parts, strict=True))
-    finally:
-      for writer in writers:
-        writer.close()
-    self._kept[what] = (weights, layout, table)
-    return table
+      if path.is_dir() and (bad := [shard['file'] for shard in info['shards']
+                                    if user_files.sha256(path / shard['file']) != shard[SHA256]]):
+        raise ValueError(f'another SHA-256 of {bad[0]}')
+      sums = _Sums(info['what'])
+      for block in self.format.read(path, info):
+        sums.add(block)
+        yield block
+      if path.is_file() and info[SHA256] != _sealed(info, sums.digests())[SHA256]:
+        raise ValueError('other checksums than were written')
+    except OSError as error:
+      if error.errno is not None:
+        raise failures.unreadable(error, str(path)) from error
+      raise _damaged(path, error) from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, EOFError, RuntimeError,
+            MemoryError, zipfile.BadZipFile) as error:
+      raise _damaged(path, error) from error
 
-  def _read_embedded(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
-    """Reads this process's rows from the first of the embedded files that has them."""
-    differing = []
-    for path, info, kind in self._embedded:
-      other = [name for name in identity if info.get('identity', {}).get(name) != identity[name]]
-      if not other and info['features_digest'] == weights and kind.read is not None:
-        log.info('Features are read from %s.', path)
-        return _table(path, embedding_files.read(path, info, kind), layout, info)
-      differing.append(f'{path} ({", ".join(sorted(other)) or "weights"})')
-    if differing:
-      log.warning('Features are computed for %s examples of %s: expected files of vit-jax embed with the same data, '
-                  'images, network and weights, got others in what is named: %s.', f'{layout.num_examples:,}',
-                  identity.get('data', '')[:_NAME], '; '.join(differing))
+
+def open_complete(path: pathlib.Path) -> Written:
+  """Returns the description of complete files.
+
+  Raises:
+    UserError: there is something else, or it has changed since it was written.
+  """
+  if not path.exists():
+    raise UserError(f'{path}: expected the output of vit-jax embed, got no such file or folder. Check the path.')
+  kind = FILES.get(path.suffix, FOLDER) if path.is_file() else FOLDER
+  info = kind.read_info(path)
+  if info is None or info['format'] != FORMAT or (path.is_dir() and not list(path.glob(f'*{kind.suffix}'))):
+    raise UserError(f'{path}: expected the output of vit-jax embed, got another file or folder. Check the path.')
+  sums = info.get(SHA256)
+  if sums is None:
+    raise _damaged(path, ValueError('it has no checksums, such as a single shard of a folder'))
+  if not isinstance(sums, dict) or _sealed(info, {k: x for k, x in sums.items() if k != 'info'})[SHA256] != sums:
+    raise _damaged(path, ValueError('another checksum of its description'))
+  fields = documents.Field(info, str(path), 'Write the features of the images with vit-jax embed.')
+  fields.field('what').text()
+  fields.field('features_digest').text()
+  fields.field('identity').object()
+  fields.field('num_rows').whole()
+  fields.field('num_bad').whole()
+  shape = fields.field('shape')
+  if not 0 < math.prod(size.whole(1, _MOST_VALUES) for size in shape.items()) <= _MOST_VALUES:
+    raise shape.error(f'sizes of at most {_MOST_VALUES:,} values')
+  for shard in fields.field('shards').items() if path.is_dir() else ():
+    name = shard.field('file').text()
+    if os.path.basename(name) != name:
+      raise shard.field('file').error('the name of a file in the folder')
+    shard.field('num_rows').whole()
+    shard.field(SHA256).text()
+  return Written(path, info, kind)
+
+
+def _damaged(path: pathlib.Path, error: Exception) -> UserError:
+  if isinstance(error, UserError):
+    return error
+  # Other types are of libraries, whose texts do not speak of the file.
+  why = f' ({str(error).partition(chr(10))[0][:120]})' if type(error) is ValueError else ''
+  return UserError(f'{path}: expected the output of vit-jax embed as it was written, got a damaged file{why}. Copy it '
+                   'again, or write it again.')
+
+
+def finish_folder(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
+  """Writes the description of the shards, unless it is there."""
+  del target
+  if not (part / INFO).is_file():
+    listed = [{key: note[key] for key in ('file', 'num_rows', 'num_bytes', SHA256)} for note in notes]
+    files.replace(part / SUMS, ''.join(f'{note[SHA256]}  {note["file"]}\n' for note in listed).encode())
+    files.replace(part / INFO, json.dumps(_sealed({**info, **_totals(notes), 'shards': listed}, {}), indent=1).encode())
+
+
+def files_of(folder: pathlib.Path) -> set[str]:
+  """Returns the names of the files of a complete folder."""
+  return {INFO, SUMS, *(shard.field('file').text() for shard in documents.read(folder / INFO).field('shards').items())}
+
+
+def _totals(notes: Notes) -> dict[str, int]:
+  return {'num_rows': sum(note['num_rows'] for note in notes), 'num_bad': sum(note['num_bad'] for note in notes)}
+
+
+def planned(info: Any) -> Any:
+  """Returns an info as it was before anything was computed."""
+  return info and {key: x for key, x in info.items() if key not in ('num_rows', 'num_bad', 'shards', SHA256)}
+
+
+def _folder_info(folder: pathlib.Path) -> Any:
+  """Returns the info of a complete folder, or None."""
+  try:
+    return _ours(documents.load(folder / INFO))
+  except (OSError, ValueError):
     return None
 
-  def _path(self, what: str, weights: str, layout: Layout, part: int) -> pathlib.Path | None:
-    """Returns the path of a part without its suffix."""
-    if self._folder is None:
-      return None
-    return self._folder / what / weights[:_NAME] / f'{part:05d}-of-{layout.num_parts:05d}'
 
-  def _read(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
-    """Reads this process's rows from disk, even if they were written for other batch sizes or processes."""
-    folder = self._folder / digest(identity) / weights[:_NAME] if self._folder else None
-    if folder is None or not folder.is_dir():
-      return None
-    infos = {path: _read_info(path, identity, weights) for path in sorted(folder.glob(f'*{_INFO}'))}
-    found = [(Layout(info['num_examples'], info['batch_size'], info['num_parts'], ()), info['part'],
-              path.with_suffix('')) for path, info in infos.items() if info]
-    try:
-      return _open_parts(found, layout)
-    except (Damaged, OSError, ValueError, KeyError) as error:
-      log.warning('The features in %s are damaged (%s); extracting them again.', folder, error)
-      return None
+def _ours(info: Any) -> Any:
+  """Returns an info, or None if it is not of this program."""
+  return info if isinstance(info, dict) and str(info.get('format')).startswith('vit_jax ') else None
 
 
-class _Writer:
-  """Writes one part, in memory or to a file that is renamed when it is complete."""
+# --- Checksums ---
 
-  def __init__(self, path: pathlib.Path | None, layout: Layout, width: int) -> None:
-    self._path, self._layout = path, layout
-    self._other = np.zeros((layout.num_rows, 3), np.int32)
-    shape = (layout.num_rows, width)
-    if path is None:
-      self._features: HostArray = np.zeros(shape, np.float32)
-      return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    self._part = files.temporary_path(path.parent)
-    self._features = np.lib.format.open_memmap(self._part, mode='w+', dtype=np.float32, shape=shape)
-
-  def write(self, start: int, rows: Rows) -> None:
-    stop = start + len(rows.label)
-    self._features[start:stop] = rows.features
-    self._other[start:stop] = np.stack([rows.label, rows.example, rows.mask > 0], -1)
-
-  def finish(self, info: Mapping[str, Any]) -> Rows:
-    if self._path is None:
-      return _rows(self._features, self._other)
-    assert isinstance(self._features, np.memmap)
-    self._features.flush()
-    files.publish_over(self._part, pathlib.Path(f'{self._path}{_FEATURES}'))
-    with files.replacing(pathlib.Path(f'{self._path}{_ROWS}')) as part, open(part, 'wb') as file:
-      np.save(file, self._other)
-    sums = {ending: _checksum(f'{self._path}{ending}') for ending in (_FEATURES, _ROWS)}
-    layout = self._layout
-    files.replace(pathlib.Path(f'{self._path}{_INFO}'), json.dumps({
-        'format': FORMAT, **info, 'num_examples': layout.num_examples, 'batch_size': layout.batch_size,
-        'num_parts': layout.num_parts, 'crc32': sums}).encode())
-    return _rows(archives.map_npy(f'{self._path}{_FEATURES}'), self._other)
-
-  def close(self) -> None:
-    """Removes incomplete files."""
-    if self._path is not None:
-      self._part.unlink(missing_ok=True)
+def _sealed(info: Info, columns: Mapping[str, str]) -> dict[str, Any]:
+  """Returns an info with its own checksum and those of the columns."""
+  info = {key: x for key, x in info.items() if key != SHA256}
+  text = json.dumps({**info, 'columns': columns}, sort_keys=True)
+  return {**info, SHA256: {**columns, 'info': hashlib.sha256(text.encode()).hexdigest()}}
 
 
-def digest(identity: Mapping[str, str]) -> str:
-  """Returns the digest of an identity."""
-  return hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[:_NAME]
+class _Sums:
+  """The SHA-256 of each column over all blocks that pass."""
+
+  def __init__(self, what: str) -> None:
+    self._of = {name: hashlib.sha256() for name in ('id', 'name', 'label', what)}
+
+  def add(self, block: Block) -> None:
+    names = ''.join(f'{text(name)}\0' for name in block.name).encode()
+    columns = (block.id.astype('<i8'), names, block.label.astype('<i4'), block.values.astype('<f4'))
+    for checksum, content in zip(self._of.values(), columns, strict=True):
+      checksum.update(content if isinstance(content, bytes) else np.ascontiguousarray(content).tobytes())
+
+  def digests(self) -> dict[str, str]:
+    return {name: checksum.hexdigest() for name, checksum in self._of.items()}
 
 
-def _rows(features: HostArray, other: HostArray) -> Rows:
-  return Rows(features, other[:, 0], other[:, 1], other[:, 2].astype(np.float32))
-
-
-def _all_agree(said: bool) -> bool:
-  """Returns whether the value is true on all processes; computing features needs all of them."""
-  if jax.process_count() == 1:
-    return said
-  return bool(np.all(multihost_utils.process_allgather(np.array(said))))
-
-
-def _remove_others(folder: pathlib.Path, *, keep: str) -> None:
-  """Removes the features of other weights."""
-  for other in folder.iterdir() if folder.is_dir() else ():
-    if other.name != keep and other.is_dir():
-      for ending in (_FEATURES, _ROWS, _INFO):
-        for path in other.glob(f'*{ending}'):
-          path.unlink()
-      with contextlib.suppress(OSError):  # there is something else
-        other.rmdir()
-
-
-def _read_info(path: pathlib.Path, identity: Mapping[str, str], weights: str) -> dict[str, Any]:
-  """Returns the content of a JSON file of the store; {} if it is damaged.
-
-  Raises:
-    UserError: the file describes other weights or features.
-  """
-  try:
-    info = documents.read(path, advice='The features are extracted again.')
-    info.field('format').whole(FORMAT, FORMAT)
-    found, given = info.field('weights').text(), info.field('identity').object()
-    for name in ('num_examples', 'batch_size', 'num_parts'):
-      info.field(name).whole(1)
-    info.field('part').whole()
-  except (UserError, TemporaryError) as error:
-    log.warning('%s', error)
-    return {}
-  other = [name for name in given if identity.get(name) != given[name]]
-  if found != weights:
-    raise UserError(f'{path}: expected features of the evaluated weights (digest {weights[:_NAME]}), got those of '
-                    f'others ({found[:_NAME]}). Remove {path.parent}, so that they are extracted again.')
-  if other:
-    raise UserError(f'{path}: expected the features that its folder is named after, got others '
-                    f'({", ".join(sorted(other))} differ). Remove {path.parent}, so that they are extracted again.')
-  return info.object()
-
-
-def _open_parts(found: list[tuple[Layout, int, pathlib.Path]], layout: Layout) -> Table | None:
-  """Returns the parts of a layout from files with the same or another layout; None if some are missing."""
-  same = {part: path for own, part, path in found if own[:3] == layout[:3]}
-  if set(layout.parts) <= same.keys():
-    return tuple(_open(same[part]) for part in layout.parts)
-  for own in dict.fromkeys(own for own, _, _ in found if own.num_examples == layout.num_examples):
-    paths = {part: path for one, part, path in found if one == own}
-    if len(paths) == own.num_parts:
-      opened = [_open(paths[part]) for part in range(own.num_parts)]
-      return tuple(_gather(opened, own, layout, part) for part in layout.parts)
-  return None
-
-
-def _gather(opened: list[Rows], own: Layout, layout: Layout, part: int) -> Rows:
-  """Returns one part of `layout`, gathered from all parts of the layout `own`."""
-  examples = layout.examples(part)
-  inside = examples < layout.num_examples
-  parts, rows = own.find(np.where(inside, examples, 0))
-  gathered = [np.zeros((len(examples), *x.shape[1:]), x.dtype) for x in opened[0]]
-  for number, one in enumerate(opened):
-    mine = inside & (parts == number)
-    for target, source in zip(gathered, one, strict=True):
-      target[mine] = source[rows[mine]]
-  return Rows(*gathered)
-
-
-def _table(path: pathlib.Path, blocks: Iterable[embedding_files.Block], layout: Layout,
-           info: embedding_files.Info) -> Table:
-  """Returns the parts of a layout from examples in any order; those that are missing have mask 0.
-
-  Raises:
-    UserError: an example is not one of the source or is there twice, or a value is not finite.
-  """
-  found = {part: Rows(np.zeros((layout.num_rows, info['shape'][0]), np.float32),
-                      np.full(layout.num_rows, -1, np.int32), layout.examples(part).astype(np.int32),
-                      np.zeros(layout.num_rows, np.float32))
-           for part in layout.parts}
-  seen = np.zeros(layout.num_examples, bool)
+def _sums(blocks: Iterator[Block], what: str) -> dict[str, str]:
+  sums = _Sums(what)
   for block in blocks:
-    inside = (block.id >= 0) & (block.id < layout.num_examples)
-    if not inside.all() or seen[block.id].any() or len(np.unique(block.id)) < len(block.id):
-      raise UserError(f'{path}: expected ids from 0 to {layout.num_examples - 1:,}, each once, got others. Write the '
-                      'features again with vit-jax embed.')
-    if not np.isfinite(block.values).all():
-      wrong = int(block.id[~np.isfinite(block.values).all(tuple(range(1, block.values.ndim)))][0])
-      raise UserError(f'{path}: expected finite features, got NaN or infinity for image {wrong:,}. Write them again '
-                      'with vit-jax embed; if they are the same then, the weights give no finite features.')
-    seen[block.id] = True
-    parts, rows = layout.find(block.id)
-    for part, table in found.items():
-      mine = parts == part
-      table.features[rows[mine]], table.label[rows[mine]] = block.values[mine], block.label[mine]
-      table.mask[rows[mine]] = 1.
-  if 'num_rows' in info and (num := int(seen.sum())) != info['num_rows']:
-    raise UserError(f'{path}: expected {info["num_rows"]:,} rows, got {num:,}. Write the features again with vit-jax '
-                    'embed.')
-  return tuple(found[part] for part in layout.parts)
+    sums.add(block)
+  return sums.digests()
 
 
-def _open(path: pathlib.Path) -> Rows:
-  """Reads a part from its files.
+def _complete(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes, read_file: Callable[
+    [pathlib.Path, Info], Iterator[Block]], write: Callable[[pathlib.Path, Info], None]) -> None:
+  """Writes all shards to one file, reads it back, and moves it to its place.
 
-  Raises:
-    Damaged: the files differ from what was written.
+  Args:
+    read_file: reads the file.
+    write: writes the file with this info.
   """
-  for ending, wanted in documents.read(f'{path}{_INFO}').field('crc32').object().items():
-    if _checksum(f'{path}{ending}') != wanted:
-      raise Damaged(f'{path.name}{ending} has another checksum')
-  return _rows(archives.map_npy(f'{path}{_FEATURES}'), archives.map_npy(f'{path}{_ROWS}'))
+  totals = {**info, **_totals(notes)}
+  wanted = _sums((block for note in notes for block in _read_parquet_file(part / note['file'], info)), info['what'])
+  sealed = _sealed(totals, wanted)
+  with files.replacing(target, beside=part, is_new=True) as half:
+    write(half, sealed)
+    if _sums(read_file(half, sealed), info['what']) != wanted:
+      raise TemporaryError(f'--to={target}: expected the file as it was written, got other values when reading it '
+                           'back. Check the disk and the memory, and run the same command again.')
 
 
-def _checksum(path: str) -> int:
-  """Returns the CRC-32 of a file."""
-  found = 0
-  with open(path, 'rb') as file:
-    while chunk := file.read(_CHUNK_BYTES):
-      found = zlib.crc32(chunk, found)
-  return found
+# --- Parquet ---
+
+def _write_parquet(path: pathlib.Path, block: Block, info: Info) -> int:
+  table = _table(block, info)
+  parquet.write_table(table, path, use_dictionary=False)
+  return table.num_rows
+
+
+def _table(block: Block, info: Info) -> pa.Table:
+  """Returns the examples that could be decoded, with the info as metadata."""
+  good = block.good()
+  flat = pa.array(np.ascontiguousarray(good.values).reshape(-1))
+  width = int(np.prod(good.values.shape[1:]))
+  table = pa.table({'id': pa.array(good.id), 'name': pa.array([text(name) for name in good.name], pa.string()),
+                    'label': pa.array(good.label), info['what']: pa.FixedSizeListArray.from_arrays(flat, width)})
+  return table.replace_schema_metadata({'vit_jax': json.dumps(info)})
+
+
+def write_file(path: pathlib.Path, blocks: Callable[[], Iterator[Block]], info: Info) -> None:
+  """Writes all blocks to one Parquet file, a row group each, in place of a file that is there.
+
+  Args:
+    path: of the file.
+    blocks: yields the same blocks each time, at least one.
+    info: what they hold, without checksums.
+  """
+  sealed = _sealed(info, _sums((block.good() for block in blocks()), info['what']))
+  tables = (_table(block, sealed) for block in blocks())
+  first = next(tables)
+  with files.replacing(path) as half, parquet.ParquetWriter(half, first.schema, use_dictionary=False) as writer:
+    for table in itertools.chain([first], tables):
+      writer.write_table(table)
+
+
+def join_parquet(part: pathlib.Path, path: pathlib.Path, info: Info, notes: Notes) -> None:
+  """Writes one file with a row group for each shard."""
+  schema = parquet.read_schema(part / notes[0]['file']).with_metadata({'vit_jax': json.dumps(info)})
+  with parquet.ParquetWriter(path, schema, use_dictionary=False) as writer:
+    for note in notes:
+      writer.write_table(parquet.read_table(part / note['file']).replace_schema_metadata(schema.metadata))
+
+
+def _finish_parquet(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
+  _complete(part, target, info, notes, _read_parquet_file,
+            lambda path, whole: join_parquet(part, path, whole, notes))
+
+
+def read_parquet_info(path: pathlib.Path) -> Any:
+  """Returns the info in the metadata of a Parquet file; None if it is something else."""
+  try:
+    metadata = parquet.read_schema(path).metadata or {}
+    return _ours(documents.parse(metadata.get(b'vit_jax', b'null')))
+  except (OSError, ValueError, NotImplementedError):
+    return None
+
+
+def _read_parquet(path: pathlib.Path, info: Info) -> Iterator[Block]:
+  for shard in info['shards']:
+    yield from _read_parquet_file(path / shard['file'], info)
+
+
+def _read_parquet_file(path: pathlib.Path, info: Info) -> Iterator[Block]:
+  with parquet.ParquetFile(path) as file:
+    for batch in file.iter_batches():
+      values = batch.column(info['what']).flatten().to_numpy().reshape(-1, *info['shape'])
+      yield Block(batch.column('id').to_numpy(), batch.column('name').to_pylist(), batch.column('label').to_numpy(),
+                  values, [''] * len(values))
+
+
+# --- NPZ ---
+
+def _finish_npz(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
+  """Writes one archive from the shards, an array after the other."""
+  num, letters = _totals(notes)['num_rows'], max(1, max(note['name_bytes'] for note in notes))
+  columns = {'id': ('<i8', (num,)), 'label': ('<i4', (num,)), 'name': (f'<U{letters}', (num,)),
+             info['what']: ('<f4', (num, *info['shape']))}
+
+  def write(path: pathlib.Path, whole: Info) -> None:
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_STORED) as archive:
+      def member(name: str) -> IO[bytes]:
+        return archive.open(zipfile.ZipInfo(f'{name}.npy'), 'w', force_zip64=True)  # its date is always 1980-01-01
+
+      with member('info') as out:
+        np.lib.format.write_array(out, np.array(json.dumps(whole)))
+      for name, (dtype, shape) in columns.items():
+        with member(name) as out:
+          np.lib.format.write_array_header_2_0(out, {'descr': dtype, 'fortran_order': False, 'shape': shape})
+          for note in notes:
+            column = parquet.read_table(part / note['file'], columns=[name])[name].combine_chunks()
+            values = (column.flatten() if name == info['what'] else column).to_numpy(zero_copy_only=False)
+            out.write(np.ascontiguousarray(values.astype(dtype)).tobytes())
+  _complete(part, target, info, notes, _read_npz, write)
+
+
+def _npz_info(path: pathlib.Path) -> Any:
+  try:
+    return _ours(documents.parse(str(archives.read_npz(path, ['info'])['info'])))
+  except (OSError, ValueError, KeyError):
+    return None
+
+
+def _read_npz(path: pathlib.Path, info: Info) -> Iterator[Block]:
+  file = archives.read_npz(path, ['id', 'name', 'label', info['what']])
+  yield Block(file['id'], file['name'].tolist(), file['label'], file[info['what']], [''] * len(file['id']))
+
+
+FOLDER = Format('.parquet', _write_parquet, finish_folder, _folder_info, _read_parquet)
+FILES = {'.parquet': Format('.parquet', _write_parquet, _finish_parquet, read_parquet_info, _read_parquet_file),
+         '.npz': Format('.parquet', _write_parquet, _finish_npz, _npz_info, _read_npz)}
+"""Formats of single files by suffix."""

@@ -20,8 +20,9 @@ from vit_jax.core.numerics import BATCH_AXES
 from vit_jax.core.types import Array, Batch, HostArray, PyTree
 from vit_jax.data import workers
 from vit_jax.data.image.masks import MaskedImages
-from vit_jax.evaluate import features, problems
+from vit_jax.evaluate import features
 from vit_jax.evaluate.linear import Data
+from vit_jax.evaluate.results import check_finite, check_size
 from vit_jax.models import intermediates
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record.progress import TaskProgress
@@ -43,11 +44,11 @@ class Grids:
 
   def __call__(self, selected: PyTree, image: Array) -> Array:
     if self.backbone is None:
-      found = self.view.predict(selected, image).features.tokens
+      tokens = self.view.predict(selected, image).features.tokens
     else:
-      found = intermediates.grids(self.backbone, selected['backbone'], image, self.blocks, grid=self.grid,
+      tokens = intermediates.grids(self.backbone, selected['backbone'], image, self.blocks, grid=self.grid,
                                   norm=self.norm, state=selected['state'])
-    return found.reshape(len(image), -1)
+    return tokens.reshape(len(image), -1)
 
 
 class Draw(NamedTuple):
@@ -57,11 +58,11 @@ class Draw(NamedTuple):
 
   def rows(self, classes: HostArray, index: int) -> HostArray:
     """Returns the chosen rows of tokens with these classes `[N]`, ascending; of image `index` of the source."""
-    found = np.flatnonzero(classes >= 0)
-    if not 0 < self.number < len(found):
-      return found
+    rows = np.flatnonzero(classes >= 0)
+    if not 0 < self.number < len(rows):
+      return rows
     rng = np.random.Generator(np.random.Philox(key=[self.seed, index]))
-    return np.sort(rng.choice(found, self.number, replace=False))
+    return np.sort(rng.choice(rows, self.number, replace=False))
 
 
 class Tokens:
@@ -80,7 +81,7 @@ class Tokens:
 
   def __init__(self, reader: Grids, prepare: Prepare, images: MaskedImages, *, batch_size: int, mesh: Mesh,
                threads: int, name: str, bar: bool) -> None:
-    problems.check_size(name, len(images.source))
+    check_size(name, len(images.source))
     self.images, self.mesh, self.name, self.num_examples = images, mesh, name, len(images.source)
     self._reader, self._prepare, self._threads, self._bar = reader, prepare, threads, bar
     self.shard = meshes.local_rows(mesh)
@@ -102,7 +103,7 @@ class Tokens:
         while len(windows) < self._num_windows and (example := next(examples, None)) is not None:
           pending.append(example)
           windows += list(example['windows'])
-        if not any_process(bool(windows)):
+        if not multihost_utils.process_allgather(np.array(bool(windows))).any():
           return
         ready += list(self._apply(selected, windows[:self._num_windows], heads))
         windows = windows[self._num_windows:]
@@ -124,10 +125,10 @@ class Tokens:
       flat, counts = features.read(self._reader, self._prepare, self.mesh, selected, placed)
     except UserError as error:  # raised while tracing, from shapes
       raise UserError(f'{self.name}: {error}') from None
-    problems.check_finite(self.name, int(jax.device_get(counts)[0]), selected)
+    check_finite(self.name, int(jax.device_get(counts)[0]), selected)
     h, w = self.images.grid
-    found = features.local_parts(heads(flat.reshape(len(flat), h * w, -1)))
-    return found.reshape(-1, *found.shape[2:])[:len(windows)]
+    parts = features.local_parts(heads(flat.reshape(len(flat), h * w, -1)))
+    return parts.reshape(-1, *parts.shape[2:])[:len(windows)]
 
   def table(self, selected: PyTree, draw: Draw) -> Data:
     """Returns the drawn tokens of all images on the devices; `example` is the position of their image.
@@ -136,60 +137,39 @@ class Tokens:
       UserError: they do not fit into memory, or none has a class.
     """
     limit = workers.memory_bytes() // MEMORY_SHARE
+    num_images = -(-self.num_examples // jax.process_count())
     rows: list[tuple[HostArray, HostArray, int]] = []
     num_tokens = 0
-    for example, found in self.stream(selected, _same):
-      flat, label = found.reshape(-1, found.shape[-1]), example['tokens'].ravel()
+    for example, tokens in self.stream(selected, lambda tokens: tokens):
+      flat, label = tokens.reshape(-1, tokens.shape[-1]), example['tokens'].ravel()
       chosen = draw.rows(label, int(example['index']))
       rows.append((flat[chosen], label[chosen], int(example['index'])))
       num_tokens += len(chosen)
-      self._check_memory(num_tokens / len(rows), flat.shape[1] * flat.itemsize, limit)
+      token_bytes = flat.shape[1] * flat.itemsize
+      if (expected := num_tokens / len(rows) * token_bytes * num_images) > limit:
+        raise UserError(
+            f'{self.name}: expected training tokens that fit into {limit / 2**30:,.1f} GiB, one part in '
+            f'{MEMORY_SHARE} of the memory, got about {expected / 2**30:,.1f} GiB of {num_images:,} images. '
+            f'Set tokens_per_image of the evaluation to at most {limit // token_bytes // num_images:,}.')
     return self._place(rows)
-
-  def _check_memory(self, tokens_per_image: float, token_bytes: int, limit: int) -> None:
-    """Raises UserError if the tokens of all images of this process take more than `limit` bytes."""
-    num_images = -(-self.num_examples // jax.process_count())
-    expected = tokens_per_image * token_bytes * num_images
-    if expected > limit:
-      raise UserError(f'{self.name}: expected training tokens that fit into {limit / 2**30:,.1f} GiB, one part in '
-                      f'{MEMORY_SHARE} of the memory, got about {expected / 2**30:,.1f} GiB of {num_images:,} images. '
-                      f'Set tokens_per_image of the evaluation to at most {limit // token_bytes // num_images:,}.')
 
   def _place(self, rows: list[tuple[HostArray, HostArray, int]]) -> Data:
     """Places this process's tokens, and those of the others, as `[G, R, …]`."""
     parts = len(self.shard.parts)
     total = sum(len(label) for _, label, _ in rows)
-    num_rows = _most(-(-total // parts))
+    num_rows = int(multihost_utils.process_allgather(np.array(-(-total // parts), np.int32)).max())
     if not num_rows:
       raise UserError(f'{self.name}: expected a training image with a pixel that counts, got none. '
                       'Choose another split, or another class to ignore.')
     width = rows[0][0].shape[1]
     local = [np.zeros((num_rows * parts, *shape), kind) for shape, kind in (
         ((width,), np.float32), ((), np.int32), ((), np.float32), ((), np.int32))]
-    at = 0
-    for found, label, index in rows:
-      for array, value in zip(local, (found, label, 1., index), strict=True):
-        array[at:at + len(label)] = value
-      at += len(label)
+    start = 0
+    for tokens, label, index in rows:
+      for array, value in zip(local, (tokens, label, 1., index), strict=True):
+        array[start:start + len(label)] = value
+      start += len(label)
     sharding = NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
     return Data(*(jax.make_array_from_process_local_data(
         sharding, x.reshape(parts, num_rows, *x.shape[1:]), (self.shard.count, num_rows, *x.shape[1:]))
         for x in local))
-
-
-def _same(tokens: Array) -> Array:
-  return tokens
-
-
-def any_process(said: bool) -> bool:
-  """Returns whether the value is true on any process. Every process must call it."""
-  if jax.process_count() == 1:
-    return said
-  return bool(np.any(multihost_utils.process_allgather(np.array(said))))
-
-
-def _most(number: int) -> int:
-  """Returns the largest number of all processes. Every process must call it."""
-  if jax.process_count() == 1:
-    return number
-  return int(np.max(multihost_utils.process_allgather(np.array(number, np.int32))))

@@ -18,7 +18,7 @@ from vit_jax.config.schema import TextRule
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray, PyTree
 from vit_jax.data.text import prompts as prompting
-from vit_jax.evaluate import linear, problems
+from vit_jax.evaluate import linear
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.resources import Encoder, Make, Resources, check_single
 from vit_jax.evaluate.results import Measuring, Result, mark, named
@@ -29,8 +29,8 @@ EPS = 1e-8  # added to a length before it divides (big_vision, discriminative_cl
 
 def class_vectors(encoder: Encoder, prompts: Sequence[Sequence[str]]) -> HostArray:
   """Returns the vector of each class, `[C, E]` f32 of unit length, from the prompts of each class."""
-  vectors_TE = encoder.embed([one for every in prompts for one in every])
-  ends = np.cumsum([len(every) for every in prompts])
+  vectors_TE = encoder.embed([prompt for of_class in prompts for prompt in of_class])
+  ends = np.cumsum([len(of_class) for of_class in prompts])
   means_CE = np.stack([part.mean(0, dtype=np.float32) for part in np.split(vectors_TE, ends[:-1])])
   return means_CE / (EPS + np.linalg.norm(means_CE, axis=1, keepdims=True))
 
@@ -52,11 +52,6 @@ class ZeroShot:
     self._protocol, self._limit = protocol, limit
     self._classes: linear.Linear | None = None
 
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    """Returns the accuracies of the view's `selected` parameters."""
-    del step
-    return self.measure(selected).metrics
-
   def measure(self, selected: PyTree) -> Result:
     """Returns the accuracies and the number of examples."""
     placed = self._test.place(self._test.table(selected))
@@ -64,7 +59,7 @@ class ZeroShot:
     vectors_GRE = encoder.project(placed['features'])
     right, top, total = jax.device_get(
         linear.count_right(classes, vectors_GRE, placed['label'], placed['mask'])).tolist()
-    problems.check_counted(self._test.name, total, self._test.num_examples)
+    self._test.check_counted(total)
     names = {metric: f'{metric}_{self._protocol}' for metric in ('top1', 'top5')}
     return Result(named({names['top1']: right / total, names['top5']: top / total}, self._limit), total, None,
                   mark(names['top1'], self._limit), self._test.spent_s)

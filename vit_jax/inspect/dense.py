@@ -23,7 +23,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import geometry, masks
 from vit_jax.data.image.decode import Window
-from vit_jax.evaluate import confusion, mask_overlay, upsample
+from vit_jax.evaluate import pixels
 from vit_jax.evaluate.segmentation import Probe
 from vit_jax.inspect import embeddings, figures, html_pages
 from vit_jax.inspect.model import Model
@@ -89,7 +89,7 @@ def write(network: Model, name: str, images: Sequence[HostArray], paths: Sequenc
   np.savez_compressed(to / 'dense.npz', **arrays if scores is None else arrays | {'scores': scores})  # type: ignore[arg-type]
   text = f'The three components have {", ".join(f"{part:.1%}" for part in found.share)} of the variance of the tokens.'
   if matrices:
-    total = confusion.scores(np.sum(matrices, 0))
+    total = pixels.scores(np.sum(matrices, 0))
     text += f' Over these images: mIoU {total.miou:.2%}, accuracy {total.accuracy:.2%} of the pixels.'
   page = html_pages.render(
       'inspection.html', title=f'{name} – dense features', names=[name],
@@ -170,20 +170,20 @@ def _draw(image: HostArray, path: str, colors: dict[str, HostArray], scores: Hos
   shown = _scaled(image)
   before = {title: figures.blocks(values, shown.shape[:2]) for title, values in colors.items()}
   if scores is None or probe is None:
-    return mask_overlay.draw(shown, {}, (), before=before), None
-  rows, columns = (upsample.spans(image.shape[axis], window[axis], window[axis], window[axis], scores.shape[axis])
+    return pixels.draw(shown, {}, (), before=before), None
+  rows, columns = (pixels.spans(image.shape[axis], window[axis], window[axis], window[axis], scores.shape[axis])
                    for axis in (0, 1))
-  predicted = upsample.predict(scores[None].astype(np.float32), rows, columns, image.shape[:2])  # [H, W] i32
+  predicted = pixels.predict(scores[None].astype(np.float32), rows, columns, image.shape[:2])  # [H, W] i32
   found, after, matrix = {'prediction': predicted}, {}, None
   if folder:
     true = found['labels'] = _read_mask(folder, path, image.shape[:2], probe)
-    matrix = confusion.count(true, predicted, len(probe.class_names))
+    matrix = pixels.count(true, predicted, len(probe.class_names))
     gray = np.repeat(np.asarray(Image.fromarray(image).convert('L'))[..., None], 3, -1)
     wrong = (true >= 0) & (predicted != true)
     errors = np.where(wrong[..., None], np.round(.3 * gray + .7 * _WRONG), .6 * gray + 60).astype(np.uint8)
     share = wrong.sum() / max((true >= 0).sum(), 1)
     after[f'errors: {share:.1%} of the pixels'] = _scaled(errors)
-  return mask_overlay.draw(shown, {title: masks.resize(one, shown.shape[:2]) for title, one in found.items()},
+  return pixels.draw(shown, {title: masks.resize(one, shown.shape[:2]) for title, one in found.items()},
                            tuple(map(str, probe.class_names)), before=before, after=after), matrix
 
 

@@ -21,10 +21,10 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source
-from vit_jax.evaluate import embedding, embedding_files, features, resources
+from vit_jax.evaluate import embedding, features, resources, store
 from vit_jax.evaluate.embedding import Extractor, TextRows, Work
-from vit_jax.evaluate.embedding_files import Notes
 from vit_jax.evaluate.features import Reader
+from vit_jax.evaluate.store import Notes
 from vit_jax.models import backbones, intermediates
 from vit_jax.parallel import hosts
 from vit_jax.parallel import mesh as meshes
@@ -69,15 +69,16 @@ class Wanted:
       if not intermediates.is_layered(backbone):
         raise UserError(f'--blocks: expected none for {type(found.model).__name__}, which has no blocks to read after, '
                         f'got {", ".join(map(str, self.blocks))}. Remove --blocks.')
-      return resources.Tapped(backbone, schema.FeatureLayers(self.blocks))
-    probabilities = functools.partial(embedding.Probabilities, is_sigmoid=found.is_sigmoid)
-    readers: dict[str, Callable[[Any], Reader]] = {
-        FEATURES: resources.Pooled, PROBABILITIES: probabilities, TOKENS: embedding.Tokens}
-    if self.project is not None:
-      readers[VECTORS] = functools.partial(embedding.Vectors, project=self.project)
+      return functools.partial(resources.tapped, backbone, schema.FeatureLayers(self.blocks))
+    readers: dict[str, Reader] = {
+        FEATURES: functools.partial(resources.pooled, view),
+        PROBABILITIES: functools.partial(embedding.probabilities, view, found.is_sigmoid),
+        TOKENS: functools.partial(embedding.tokens, view)}
+    if (project := self.project) is not None:
+      readers[VECTORS] = lambda selected, image: project(resources.pooled(view, selected, image))
     if self.what not in readers:
       raise UserError(f'what: expected one of {", ".join(readers)}, got {self.what!r}. Choose one of these.')
-    return readers[self.what](view)
+    return readers[self.what]
 
 
 def embed(found: Weights, source: Source, to: pathlib.Path, *, wanted: Wanted, recipe: schema.Recipe,
@@ -104,10 +105,10 @@ def embed(found: Weights, source: Source, to: pathlib.Path, *, wanted: Wanted, r
   """
   if not len(source):
     raise UserError(f'{source.name}: expected at least one image, got none. Choose another split or source.')
-  kind = embedding_files.choose(to, format)
+  kind = store.choose(to, format)
   extractor = extract(found, wanted.reader(found), source, recipe=recipe, batch_size=batch_size, threads=threads)
   shape = extractor.shape()
-  info = {'format': embedding_files.FORMAT, 'what': wanted.what, 'shape': list(shape), 'dtype': 'float32',
+  info = {'format': store.FORMAT, 'what': wanted.what, 'shape': list(shape), 'dtype': 'float32',
           'blocks': list(wanted.blocks), 'num_examples': len(source),
           'per_shard': embedding.shard_size(len(source), shape, batch_size), 'batch_size': batch_size,
           'source': source.name, 'class_names': list(source.class_names), 'output_names': list(found.class_names),
@@ -145,7 +146,7 @@ def write(work: Work, extractor: Extractor | TextRows, *, shown: bool = True) ->
   share = jax.process_index(), jax.process_count()
   with _progress(work.info['num_examples'], shown=shown and not share[0]) as show, \
       StopRequest() if share[1] == 1 else _leaving_on_sigterm() as request:
-    def compute(rows: range) -> embedding_files.Block:
+    def compute(rows: range) -> store.Block:
       finished = work.num_finished()
 
       def count(num: int) -> None:

@@ -244,7 +244,7 @@ def resources(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mes
     workdir: a local directory, in whose folder `features` features are stored. Otherwise they stay in memory.
     bar: whether progress may be shown as a bar.
     weights: the weights that are evaluated, from which evaluations with texts load the text tower; None = a run.
-    embedded: files of features, see `evaluate.store.Store`.
+    embedded: files of features, see `evaluate.features.Store`.
   """
   def find_encoder(name: str, settings: schema.TextEvaluation) -> Encoder:
     from vit_jax.jobs import text_towers  # only here: few runs read a text tower

@@ -35,7 +35,6 @@ from vit_jax.data import opening, user_files
 from vit_jax.data.formats import array_record, folder, mixture, shards, tfds
 from vit_jax.data.source import title
 from vit_jax.data.text import prompts as prompting
-from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.jobs import build, train
 from vit_jax.models import cost
 from vit_jax.objectives import kinds
@@ -305,8 +304,8 @@ def _check_objects(config: schema.Config, data: build.Data | None, weights: Weig
   targets = collector.call(lambda: (spec.open_maps(opened.train), spec.open_texts(opened.train)))
   has_texts = any(isinstance(settings, schema.TextEvaluation) for settings in config.evals.values())
   if parts and targets and (reads_weights or not has_texts):  # evaluations with texts read the weights
-    collector.call(lambda: evaluation.build(build.resources(
-        config, opened, parts.objective, mesh=mesh, shard=meshes.local_rows(mesh))))
+    collector.call(lambda: build.resources(
+        config, opened, parts.objective, mesh=mesh, shard=meshes.local_rows(mesh)).evaluators())
 
 
 def known_numbers(config: schema.Config) -> build.Numbers:

@@ -31,7 +31,7 @@ from vit_jax.data.image import opencv
 from vit_jax.data.labels import classes as naming
 from vit_jax.data.source import Source
 from vit_jax.data.text import prompts
-from vit_jax.evaluate import caption_retrieval, embedding, embedding_files
+from vit_jax.evaluate import caption_retrieval, embedding, store
 from vit_jax.inspect import many_images
 from vit_jax.jobs import build, evaluate, flag_names, startup
 from vit_jax.recipes import sizes
@@ -214,7 +214,7 @@ def _write_texts(weights: Weights, texts: Texts, to: pathlib.Path, *, config: sc
   info = _describe_texts(weights, texts, encoder, config=config)
   rows = embedding.TextRows(encoder.embed, texts.texts, texts.ids,
                             simplify=lambda text: prompts.simplify(text, encoder.rule))
-  work = embedding.Work(to, info, embedding_files.choose(to, format))
+  work = embedding.Work(to, info, store.choose(to, format))
   notes = many_images.write(work, rows, shown=config.train.progress)
   return _report(notes, to, content=f'vectors of {len(texts.texts):,} texts')
 
@@ -224,14 +224,14 @@ def _describe_texts(weights: Weights, texts: Texts, encoder: TextEncoder, *, con
   shape = encoder.embed(texts.texts[:1]).shape[1:]  # embeds a text, as an encoder does not have the shape of a vector
   num_texts = len(texts.texts)
   digest = hashlib.sha256(json.dumps([texts.ids.tolist(), texts.texts]).encode()).hexdigest()
-  return {'format': embedding_files.FORMAT, 'what': TEXTS, 'shape': list(shape), 'dtype': 'float32', 'blocks': [],
+  return {'format': store.FORMAT, 'what': TEXTS, 'shape': list(shape), 'dtype': 'float32', 'blocks': [],
           'num_examples': num_texts, 'per_shard': embedding.shard_size(num_texts, shape, config.batch_size),
           'batch_size': config.batch_size, 'source': texts.source, 'class_names': [], 'output_names': [],
           'texts_digest': digest, 'text_tower': encoder.digest, 'scale': encoder.scale, 'bias': encoder.bias,
           **many_images.describe(weights, config.data.recipe), 'identity': '', 'features_digest': ''}
 
 
-def _report(notes: embedding_files.Notes | None, to: pathlib.Path, *, content: str) -> int:
+def _report(notes: store.Notes | None, to: pathlib.Path, *, content: str) -> int:
   """Prints that `to` has the content, and returns 0; `notes` is None if all files were complete before this start."""
   console.end_stage()
   if jax.process_index() == 0:

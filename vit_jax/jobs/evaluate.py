@@ -33,9 +33,7 @@ from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.source import Part, Parts
 from vit_jax.evaluate import by_class as by_classes
-from vit_jax.evaluate import evaluators as evaluation
-from vit_jax.evaluate import final as results
-from vit_jax.evaluate import problems, resources
+from vit_jax.evaluate import resources, results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build, report, report_card, resume, startup
 from vit_jax.models import heads
@@ -133,7 +131,7 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
                                        overridden=overridden)
     report_dir = out
   shared = subject.open_resources(data, out, [pathlib.Path(path) for path in embedded])
-  evaluators = evaluation.build(shared)
+  evaluators = shared.evaluators()
   console.begin_stage('evaluating')
   final = results.measure(evaluators, subject.viewed, subject.state)
   console.end_stage()
@@ -149,7 +147,7 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
 
 
 def write_results(final: results.Final, subject: Subject, data: build.Data, out: storage.Path,
-                  fingerprints: Mapping[str, resources.Fingerprint], wanted_scores: by_classes.Wanted) -> None:
+                  fingerprints: Mapping[str, results.Fingerprint], wanted_scores: by_classes.Wanted) -> None:
   """Prints the results, writes them into the directory `out`, and shows the scores of each class if they are wanted."""
   config, names = subject.config, data.class_names
   if jax.process_index() == 0:
@@ -304,7 +302,7 @@ def _measure_column(config: schema.Config, where: str, reading: Reading, *, titl
       console.begin_stage(f'evaluating {name}')
       data = open_labeled(single, weights)
       shared = subject._replace(config=build.with_orientation(single, data.eval)).open_resources(data, workdir)
-      measured[name] = results.measure(evaluation.build(shared), subject.viewed, subject.state).results[name]['student']
+      measured[name] = results.measure(shared.evaluators(), subject.viewed, subject.state).results[name]['student']
     except UserError as error:
       reasons[name] = str(error)
       log.warning('%s of %s is not measured: %s', name, where, error)
@@ -332,7 +330,7 @@ def _check_same(out: storage.Path, digest: str, data: schema.Data) -> None:
 
 def check_finite(state: TrainState, setting: str) -> None:
   """Raises UserError, with the setting that names the run, if parameters or `extra` have infinite or NaN values."""
-  if bad := problems.nonfinite_leaves({'params': state.params, 'extra': state.extra}):
+  if bad := results.nonfinite_leaves({'params': state.params, 'extra': state.extra}):
     raise UserError(f'{setting}: expected a network with finite values, got infinite or NaN values in '
                     f'{documents.joined(bad, 3)}. Use an earlier checkpoint, or add --allow_nonfinite to evaluate it.')
 

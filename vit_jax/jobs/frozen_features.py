@@ -20,8 +20,7 @@ import jax
 from vit_jax.config import check, files, schema
 from vit_jax.core import documents
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.evaluate import evaluators as evaluation
-from vit_jax.evaluate import final as results
+from vit_jax.evaluate import results
 from vit_jax.jobs import build, evaluate
 from vit_jax.record import checkpoint_files, console, run_directory, storage
 from vit_jax.weights.network import Weights
@@ -117,7 +116,7 @@ def _compare(workdir: storage.Path, config: schema.Config, data: build.Data, net
   config = build.with_orientation(evaluate.with_weights(config, network, ()), data.train)
   check.check(config)
   subject = evaluate.make_subject(config, network, has_head=False)
-  evaluators = evaluation.build(subject.open_resources(data))
+  evaluators = subject.open_resources(data).evaluators()
   measured = results.measure(evaluators, subject.viewed, subject.state).results
   console.end_stage()
   knn = measured['knn']['student']

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import json
 import logging
 import pathlib
@@ -25,8 +26,8 @@ from vit_jax.core import failures, files
 from vit_jax.core.contracts import View
 from vit_jax.core.types import Array, PyTree
 from vit_jax.data.formats import image_list
-from vit_jax.evaluate import embedding, embedding_files
-from vit_jax.evaluate.embedding_files import Block, Format, Info, Notes
+from vit_jax.evaluate import embedding, store
+from vit_jax.evaluate.store import Block, Format, Info, Notes
 from vit_jax.inspect import many_images
 from vit_jax.inspect.model import Model
 from vit_jax.inspect.zeroshot import ZeroShot
@@ -63,8 +64,8 @@ def write(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str], t
   """
   source = image_list.ImageList(paths)
   view = inference.view(model.weights)
-  output = ByTexts(view, classifier) if isinstance(classifier, ZeroShot) else embedding.Probabilities(
-      view, model.weights.is_sigmoid)
+  output = ByTexts(view, classifier) if isinstance(classifier, ZeroShot) else functools.partial(
+      embedding.probabilities, view, model.weights.is_sigmoid)
   extractor = many_images.extract(model.weights, output, source, recipe=model.recipe, batch_size=many_images.BATCH)
   info = _describe(model, classifier, source, extractor=extractor, top=top)
   console.begin_stage('compiling, reading the first images')
@@ -106,7 +107,7 @@ def rows(block: Block, info: Info) -> Iterator[list[str | int | np.float32 | Non
     fields: list[str | int | np.float32 | None] = [None] * (3 * info['top'])
     if not problem:
       fields = [field for label in labels for field in (label, info['class_names'][label], probabilities[label])]
-    yield [embedding_files.text(name), problem, *fields]
+    yield [store.text(name), problem, *fields]
 
 
 def _write_csv(path: pathlib.Path, block: Block, info: Info) -> int:
@@ -139,10 +140,10 @@ def _write_parquet(path: pathlib.Path, block: Block, info: Info) -> int:
 
 def _finish_parquet(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
   with files.replacing(target, beside=part, is_new=True) as unfinished:
-    embedding_files.join_parquet(part, unfinished, info, notes)
+    store.join_parquet(part, unfinished, info, notes)
 
 
 SUFFIXES = {
     '.csv': Format('.csv', _write_csv, _finish_csv, lambda path: None),
-    '.parquet': Format('.parquet', _write_parquet, _finish_parquet, embedding_files.read_parquet_info)}
+    '.parquet': Format('.parquet', _write_parquet, _finish_parquet, store.read_parquet_info)}
 """Formats of tables, by suffix; `predict.TABLES` has the same suffixes."""

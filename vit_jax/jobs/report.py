@@ -27,7 +27,7 @@ from vit_jax.core import documents, failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.failures import Damaged
 from vit_jax.core.types import HostArray
-from vit_jax.evaluate import final as results
+from vit_jax.evaluate import results
 from vit_jax.inspect import html_pages, norms, predictions
 from vit_jax.jobs import report_curves, startup
 from vit_jax.record import checkpoint_files, clock, destination, reader, run_directory, storage

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from vit_jax import __version__
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.evaluate import final as results
+from vit_jax.evaluate import results
 from vit_jax.evaluate.results import Result, is_share
 from vit_jax.inspect import html_pages
 from vit_jax.weights import addresses

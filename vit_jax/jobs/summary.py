@@ -12,7 +12,7 @@ import jax
 from vit_jax.config import elastic, layout, schema
 from vit_jax.core import documents, trees
 from vit_jax.data.source import title
-from vit_jax.evaluate import final as results
+from vit_jax.evaluate import results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build
 from vit_jax.optim import freezing

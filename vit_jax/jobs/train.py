@@ -24,9 +24,7 @@ from vit_jax.data.content import describe_files
 from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source
-from vit_jax.evaluate import evaluators as evaluation
-from vit_jax.evaluate import final as results
-from vit_jax.evaluate import resources
+from vit_jax.evaluate import resources, results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build, host_speed, report, resume, startup, summary, trackers
 from vit_jax.objectives import kinds
@@ -135,7 +133,7 @@ class Run:
     self.loader = build.train_loader(config, self.data, self.shard)
     self._resources = build.resources(config, self.data, self.parts.objective, mesh=self.mesh, shard=self.shard,
                                       workdir=workdir)
-    self.evaluators = evaluation.build(self._resources)
+    self.evaluators = self._resources.evaluators()
     self.checkpointer = checkpoint.Checkpointer(
         workdir / 'checkpoints', keep=checkpoint.Keep.of(config.checkpoints, self.parts.lengths.steps))
     log.info('%s', summary.start(self.parts, self.data, workdir,

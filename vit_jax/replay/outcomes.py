@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from vit_jax.core import documents
 from vit_jax.core.documents import Field
 from vit_jax.core.errors import UserError
-from vit_jax.evaluate.resources import Fingerprint
+from vit_jax.evaluate.results import Fingerprint
 from vit_jax.record import clock, machine, reader
 from vit_jax.replay.records import Record
 

@@ -1,8 +1,6 @@
 """Files of `vit-jax embed`: what was changed since is refused, wherever it is read."""
 from __future__ import annotations
 
-import json
-import logging
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +10,10 @@ import pytest
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.evaluate import embedding, embedding_files
+from vit_jax.evaluate import embedding, store
 from vit_jax.evaluate.embedding import Work
-from vit_jax.evaluate.embedding_files import Block
-from vit_jax.evaluate.store import Layout, Store, Table
+from vit_jax.evaluate.features import Layout, Store, Table
+from vit_jax.evaluate.store import Block
 
 NUM = 10
 IDENTITY, WEIGHTS = {'data': 'x'}, 'abc'
@@ -36,14 +34,14 @@ def write(folder: pathlib.Path, kind: str, change: Callable[[Block], object] = l
   to = folder / FORMATS[kind]
   if to.suffix == '.parquet' or kind == 'shards':
     pytest.importorskip('pyarrow')
-  info = {'format': embedding_files.FORMAT, 'what': 'features', 'shape': [3], 'num_examples': NUM, 'per_shard': 4,
+  info = {'format': store.FORMAT, 'what': 'features', 'shape': [3], 'num_examples': NUM, 'per_shard': 4,
           'identity': IDENTITY, 'features_digest': WEIGHTS}
 
   def changed(rows: range) -> Block:
     block = compute(rows)
     change(block)
     return block
-  embedding.write(Work(to, info, embedding_files.choose(to)), changed)
+  embedding.write(Work(to, info, store.choose(to)), changed)
   return to
 
 
@@ -106,7 +104,7 @@ def test_a_changed_byte_changes_nothing_or_is_refused(kind: str, tmp_path: pathl
   path = write(tmp_path, kind)
   wanted = values(read(path))
   rng, refused = np.random.default_rng(0), 0
-  files = [path] if path.is_file() else [one for one in sorted(path.iterdir()) if one.name != embedding_files.SUMS]
+  files = [path] if path.is_file() else [one for one in sorted(path.iterdir()) if one.name != store.SUMS]
   for file in files:
     content = file.read_bytes()
     for place in rng.choice(len(content), min(60, len(content)), replace=False).tolist():
@@ -133,18 +131,7 @@ def test_a_label_that_was_changed_is_refused(tmp_path: pathlib.Path) -> None:
     read(path)
 
 
-def test_files_of_an_older_version_are_read_with_a_warning(tmp_path: pathlib.Path,
-                                                           caplog: pytest.LogCaptureFixture) -> None:
-  path = write(tmp_path, 'npz')
-  with np.load(path) as file:
-    arrays: dict[str, Any] = dict(file)
-  info = json.loads(str(arrays['info']))
-  arrays['info'] = np.array(json.dumps({key: x for key, x in info.items() if key != 'sha256'}))
-  np.savez(path, **arrays)
-  with caplog.at_level(logging.WARNING):
-    assert values(read(path)) and 'has no checksums, as an older version wrote it' in caplog.text
-  arrays['id'], arrays['label'], arrays['name'], arrays['features'] = (
-      arrays[name][:5] for name in ('id', 'label', 'name', 'features'))
-  np.savez(path, **arrays)
-  with pytest.raises(UserError, match='expected 9 rows, got 5'):
-    read(path)
+def test_a_shard_without_checksums_is_refused(tmp_path: pathlib.Path) -> None:
+  shard = min(write(tmp_path, 'shards').glob('*.parquet'))
+  with pytest.raises(UserError, match='it has no checksums, such as a single shard of a folder'):
+    read(shard)
