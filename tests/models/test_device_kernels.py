@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 
-from vit_jax.config import kernels, schema
+from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, DType
 from vit_jax.core.errors import UserError
 from vit_jax.models.kernels import attend_kernels
+from vit_jax.parallel import kernels
 from vit_jax.plan import topologies
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from vit_jax.config import durations, elastic, json_files, layout, schema
+from vit_jax.config import durations, json_files, schema
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import implementation, traced_costs, trees
 from vit_jax.core.contracts import Backbone, Objective, Prepare, Viewed
@@ -36,6 +36,7 @@ from vit_jax.models.kernels import devices
 from vit_jax.objectives import adapters, ema, kinds
 from vit_jax.optim import freezing, optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
+from vit_jax.parallel import elastic, layout
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import console, storage
 from vit_jax.train import step as steps

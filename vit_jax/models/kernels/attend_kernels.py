@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from vit_jax.config import kernels, schema
-from vit_jax.config.kernels import HOPPER, LEAST_CAPABILITY
+from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, checks
 from vit_jax.config.schema.vit import OLD_CUDNN_WIDTH
 from vit_jax.core import numerics
@@ -33,6 +32,8 @@ from vit_jax.models.kernels import attend as by_xla
 from vit_jax.models.kernels import fused_attention
 from vit_jax.models.kernels.shards import dividing, log_once
 from vit_jax.models.kernels.tiles import LANES
+from vit_jax.parallel import kernels
+from vit_jax.parallel.kernels import HOPPER, LEAST_CAPABILITY
 
 log = logging.getLogger('vit_jax.models')
 

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from vit_jax.config import kernels, schema
+from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, MlpKernel
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import fused_mlp
 from vit_jax.models.kernels.shards import dividing, log_once
 from vit_jax.models.kernels.tiles import LANES
+from vit_jax.parallel import kernels
 
 log = logging.getLogger('vit_jax.models')
 

@@ -43,7 +43,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config import check, kernels, schema
+from vit_jax.config import check, schema
 from vit_jax.config.schema import Init, LastNorm, PositionsAt, layers, objective_base
 from vit_jax.config.schema.checks import kind
 from vit_jax.core import implementation, numerics, trees
@@ -59,6 +59,7 @@ from vit_jax.models.vit.context import LOSSES, BlockInfo
 from vit_jax.models.vit.pool import ClassToken
 from vit_jax.models.vit.positions import NoPositions, check_all
 from vit_jax.models.vit.stem import Patches
+from vit_jax.parallel import kernels
 
 TOKENS = (None, 'tokens', None)  # logical axes of learned tokens
 

@@ -1,7 +1,7 @@
 """Which kernels compute attention and the MLP of a Vision Transformer where the config leaves the choice (`auto`).
 
 `choose` is the one place of this choice, for the layout of a run and for the text that says why. What a kernel supports
-is decided by the functions beside it, which the kernels themselves use too (`models/kernels/`).
+is decided by the functions beside it, which the kernels themselves use too (`models/kernels/`). Imports no jax.
 """
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def choose(model: schema.Model, *, platform: str, name: str, capability: float =
   if platform == 'tpu':
     unknown = '' if model.dtype is DType.BF16 else (
         f'the times of the fused kernel are known only for bfloat16, not for {model.dtype.value}')
-    why_attention, why_mlp = why_attention or unknown, slow_mlp_problem(name) or why_mlp or unknown
+    slow = '' if 'v6' in name.lower() else (  # on v5e the products alone take nearly as long as XLA's MLP
+        f'the fused kernel is faster than XLA only on TPU v6e, not on {name}')
+    why_attention, why_mlp = why_attention or unknown, slow or why_mlp or unknown
   if model.kernels is not Kernels.FAST:
     why_attention = why_mlp = f'model.kernels={model.kernels.value} is set'
   return Choice(AttentionKernel.XLA if why_attention else attention, MlpKernel.XLA if why_mlp else MlpKernel.FUSED,
@@ -75,7 +77,7 @@ def attention_problem(model: schema.ViT, kernel: AttentionKernel, *, platform: s
     return 'images at their own aspect are padded, and padding needs a mask, which only XLA has'
   match kernel:
     case AttentionKernel.FUSED:
-      return fused_attention_problem(model, name)
+      return fused_heads_problem(model.width // model.heads, name) or unfused_attention(model)
     case AttentionKernel.CUDNN:
       return cudnn_problem(model, capability) or half_tile_problem(num_tokens)
   return unfused_attention(model)
@@ -90,19 +92,6 @@ def mlp_chip_problem(name: str) -> str:
   """Returns why the fused kernel for the MLP does not run on devices of this name; '' if it does."""
   is_known = any(known in name.lower() for names in MLP_CHIPS.values() for known in names)
   return '' if is_known else f'the fused kernel runs only on TPU {" and ".join(MLP_CHIPS)}, not on {name}'
-
-
-def slow_mlp_problem(name: str) -> str:
-  """Returns why the fused kernel for the MLP is not chosen on TPUs of this name; '' if it is.
-
-  It runs on v5e too, where the products alone take nearly as long as XLA's MLP.
-  """
-  return '' if 'v6' in name.lower() else f'the fused kernel is faster than XLA only on TPU v6e, not on {name}'
-
-
-def fused_attention_problem(model: schema.ViT, name: str) -> str:
-  """Returns why the fused kernel does not compute the attention of a model on TPUs of this name; '' if it does."""
-  return fused_heads_problem(model.width // model.heads, name) or unfused_attention(model)
 
 
 def fused_heads_problem(channels: int, name: str) -> str:
