@@ -39,14 +39,14 @@ DROPPED = 'models/test_layers.py models/test_vit.py models/test_stack.py'
 OPTIM = 'optim train/test_step.py test_invariance.py'
 
 MUTATIONS = (
-    Mutation('models/kernels/quantized.py', 'jnp.round(scaled)', 'jnp.trunc(scaled)', 'models/test_quantized.py'),
-    Mutation('models/kernels/quantized.py', 'return dx.astype(x.dtype), contract(x, dy, rows, rows), dbias',
+    Mutation('models/kernels/dense.py', 'jnp.round(scaled)', 'jnp.trunc(scaled)', 'models/test_quantized.py'),
+    Mutation('models/kernels/dense.py', 'return dx.astype(x.dtype), contract(x, dy, rows, rows), dbias',
              'return contract(dy, kernel, range(len(rows), dy.ndim), outputs), contract(x, dy, rows, rows), dbias',
              'models/test_quantized.py'),
-    Mutation('models/kernels/quantized.py', 'jnp.abs(x).max(tuple(axes), keepdims=True)',
+    Mutation('models/kernels/dense.py', 'jnp.abs(x).max(tuple(axes), keepdims=True)',
              'jnp.abs(x).max(keepdims=True) * jnp.ones_like(x.max(tuple(axes), keepdims=True))',
              'models/test_quantized.py'),
-    Mutation('models/kernels/quantized.py', 'narrow.sums).astype(jnp.float32)\n  y =',
+    Mutation('models/kernels/dense.py', 'narrow.sums).astype(jnp.float32)\n  y =',
              'jnp.bfloat16).astype(jnp.float32)\n  y =', 'models/test_quantized.py'),
     Mutation('models/kernels/forms.py', 'return FAST._replace(dense=_once(form))', 'return FAST',
              'models/test_quantized.py'),

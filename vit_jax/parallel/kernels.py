@@ -5,11 +5,15 @@ is decided by the functions beside it, which the kernels themselves use too (`mo
 """
 from __future__ import annotations
 
+import functools
+import logging
 from typing import NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, DType, Kernels, MlpKernel, Quantize
 from vit_jax.config.schema.vit import MOST_CUDNN_WIDTH, OLD_CUDNN_WIDTH
+
+log = logging.getLogger('vit_jax.models')
 
 FUSED_CHANNELS = range(64, 129, 8)
 """Channels of a head that the fused attention kernel is for."""
@@ -169,3 +173,9 @@ def may_join_rows(model: schema.ViT) -> bool:
   is_plain = (type(model.block) is schema.Plain and type(model.attention) is schema.Attention
               and type(model.mlp) in (schema.Mlp, schema.SwiGlu))
   return is_plain and not model.dropout and not model.attention.dropout
+
+
+@functools.cache
+def log_once(text: str) -> None:
+  """Logs a choice that a program makes while it is traced, and that each block would log again."""
+  log.info('%s', text)
