@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 from benchmarks import peers, timing
 from benchmarks.timing import Spent
-from vit_jax.config import check, files, layout, schema
+from vit_jax.config import check, files, schema
 from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
-from vit_jax.parallel import hardware, xla_flags
+from vit_jax.parallel import hardware, layout, xla_flags
 from vit_jax.recipes import sizes
 from vit_jax.record import destination
 

@@ -12,7 +12,7 @@ from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Params, PyTree
 from vit_jax.models import backbones
-from vit_jax.models.efficientnet import stages
+from vit_jax.models.rivals.efficientnet import stages
 
 PX = (36, 28)
 RESNET = schema.ResNet(layers=(1, 2), width=32)
@@ -23,6 +23,10 @@ MODELS: dict[str, schema.Model] = {'resnet': RESNET, 'mixer': MIXER, 'efficientn
 
 def some_image(px: tuple[int, int] = PX, num_images: int = 3) -> Array:
   return jax.device_put(np.random.default_rng(0).uniform(-1., 1., (num_images, *px, 3)).astype(np.float32))
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+  return jax.device_put(np.float32(np.random.default_rng(seed).normal(size=shape)))
 
 
 def variables(model: schema.Model, px: tuple[int, int] = PX) -> tuple[Params, PyTree]:

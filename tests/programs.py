@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from vit_jax.config import durations, layout, schema
+from vit_jax.config import durations, schema
 from vit_jax.core import axes, trees
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import LossOut, Shard
 from vit_jax.jobs import build as jobs_build
 from vit_jax.optim import optimizers
+from vit_jax.parallel import layout, sharding
 from vit_jax.parallel import mesh as meshes
-from vit_jax.parallel import sharding
 from vit_jax.train import step as steps
 from vit_jax.train.state import TrainState
 

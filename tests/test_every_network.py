@@ -32,9 +32,10 @@ from vit_jax.inspect import layerwise
 from vit_jax.inspect.model import Model
 from vit_jax.jobs import build
 from vit_jax.models import cost
-from vit_jax.models.kernels import attend_kernels, devices, fused_attention, fused_mlp, mlp_kernels, quantized, shards
+from vit_jax.models.kernels import attend, dense, forms, fused_attention, fused_mlp
 from vit_jax.models.vit import vit
 from vit_jax.optim import clipping, masks, trust
+from vit_jax.parallel import kernels
 from vit_jax.parallel import mesh as meshes
 from vit_jax.plan import plan, topologies
 from vit_jax.weights import inference, loading, saving
@@ -207,7 +208,7 @@ def test_a_part_of_the_patches_is_encoded_or_the_config_refuses_what_needs_it(na
 @every_kind
 def test_kernels_are_used_or_the_run_says_that_they_are_not(name: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
-  shards.log_once.cache_clear()
+  kernels.log_once.cache_clear()
   settings = with_kernels(variants.network(name), **{'width': 256, 'mlp.hidden': 512})  # as the kernels need it
   on = mesh(1, 1, 1, device=AbstractDevice('TPU v6 lite', None, 'tpu'))
   backbone, image = vit.build(settings, PX), jax.ShapeDtypeStruct((2, *PX, 3), jnp.float32)
@@ -216,7 +217,7 @@ def test_kernels_are_used_or_the_run_says_that_they_are_not(name: str, caplog: p
   def loss(params: Params, state: Any, image: jax.Array) -> jax.Array:
     return backbone.apply(params, state, image, train=True, key=None)[0].pooled.sum()
 
-  devices.check_devices(settings, on, name='model')
+  forms.check_devices(settings, on, name='model')
   with jax.sharding.use_abstract_mesh(on):
     program = str(jax.make_jaxpr(jax.grad(loss))(params, state, image))
   for kernel, operation in (('attention', 'fused_attention_backward'), ('mlp', 'fused_mlp_backward')):
@@ -291,7 +292,7 @@ def test_a_mesh_unrolled_layers_and_remat_change_no_gradient(name: str, monkeypa
   # A value between two integers may be rounded to either if its sums are added in another order, so the integers of
   # int8 are kept as numbers in both programs. `test_quantized.py` shows that the products of integers have the same
   # bits on a mesh, and each integer is rounded by itself.
-  monkeypatch.setitem(quantized.NARROW, schema.Quantize.INT8, quantized.Narrow(jnp.float32, 127., jnp.float32))
+  monkeypatch.setitem(dense.NARROW, schema.Quantize.INT8, dense.Narrow(jnp.float32, 127., jnp.float32))
   own = unrounded if 'int8' in name else learned
   if 'int8' in name:
     jax.clear_caches()  # traces of before have integers
@@ -312,7 +313,7 @@ def test_kernels_change_no_gradient(name: str, monkeypatch: pytest.MonkeyPatch) 
   want = gradients(plain)
   for module, function in ((fused_attention, 'attend'), (fused_mlp, 'mlp')):
     monkeypatch.setattr(module, function, functools.partial(getattr(module, function), interpret=True))
-  for module, function in ((attend_kernels, 'fused_problem'), (mlp_kernels, 'problem')):
+  for module, function in ((attend, 'fused_problem'), (fused_mlp, 'problem')):
     monkeypatch.setattr(module, function, lambda *args: '')
   monkeypatch.setattr(numerics, 'mesh_platform', lambda: '' if jax.sharding.get_abstract_mesh().empty else 'tpu')
   found = gradients(dataclasses.replace(plain, model=with_kernels(plain.model)))

@@ -19,7 +19,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, DType, Remat
 from vit_jax.core.types import Array
 from vit_jax.jobs import build
-from vit_jax.models.kernels import attend, attend_kernels
+from vit_jax.models.kernels import attend, forms
 from vit_jax.parallel import mesh as meshes
 
 NO_GPU = 'jax.default_backend() != "gpu"'  # evaluated when a test is about to run
@@ -50,7 +50,7 @@ def test_cudnn_is_as_near_to_f32_as_bf16_is(num_tokens: int, width: int) -> None
     return [y, *gradient]
 
   exact = both(attend.plain_attend, *(x.astype(jnp.float32) for x in args))
-  for form in (attend_kernels.cudnn, attend.attend):
+  for form in (attend.cudnn, attend.xla_attend):
     found = [distance(a, b) for a, b in zip(both(form, *args), exact, strict=True)]
     assert max(found) < NEAR, (form.__name__, found)
 
@@ -64,9 +64,9 @@ def test_a_token_that_fills_the_keys_up_has_no_effect_and_gradients_of_zero(fill
   def total(form: object, *args: Array) -> Array:
     return jnp.sin(form(*args)[:, :197].astype(jnp.float32)).sum()  # type: ignore[operator]
 
-  gradient = jax.jit(jax.grad(functools.partial(total, functools.partial(attend_kernels.cudnn, num_keys=197)),
+  gradient = jax.jit(jax.grad(functools.partial(total, functools.partial(attend.cudnn, num_keys=197)),
                               argnums=(0, 1, 2)))(*args)
-  cut = jax.jit(jax.grad(functools.partial(total, attend_kernels.cudnn), argnums=(0, 1, 2)))(
+  cut = jax.jit(jax.grad(functools.partial(total, attend.cudnn), argnums=(0, 1, 2)))(
       *(x[:, :197] for x in args))
   assert all(bool((one[:, 197] == 0).all()) for one in gradient)
   assert max(distance(a[:, :197], b) for a, b in zip(gradient, cut, strict=True)) < NEAR
@@ -82,7 +82,7 @@ def test_gradients_are_finite_where_all_logits_are_far_below_0(num_tokens: int) 
 
   def total(*args: Array) -> Array:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-      return jnp.sin(attend_kernels.attend(*args, kernel=AttentionKernel.CUDNN).astype(jnp.float32)).sum()
+      return jnp.sin(attend.attend(*args, kernel=AttentionKernel.CUDNN).astype(jnp.float32)).sum()
 
   found = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*(x.astype(jnp.bfloat16) for x in (query, key, value)))
   assert all(bool(jnp.isfinite(x).all()) for x in found)
@@ -140,4 +140,4 @@ def test_weights_of_others_give_their_logits_in_bf16(name: str, tmp_path: pathli
 @CUDNN
 def test_this_gpu_runs_the_kernel() -> None:
   model = schema.ViT(dtype=DType.BF16, attention=schema.Attention(kernel=AttentionKernel.CUDNN))
-  attend_kernels.check_devices(model, meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1]), name='model')
+  forms.check_devices(model, meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1]), name='model')

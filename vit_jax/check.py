@@ -19,7 +19,7 @@ from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.jobs import check as run_checks
-from vit_jax.models.kernels import devices
+from vit_jax.models.kernels import forms
 from vit_jax.objectives import kinds
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import storage
@@ -135,7 +135,7 @@ def fit(config: schema.Config, topology: str, slices: int) -> str:
   lengths = durations.lengths(config.length, num_examples=laid_out.num_examples, batch_size=config.batch_size)
   build.build_schedule(config, lengths)
   for name, model in kinds.of(laid_out.config).models().items():
-    devices.check_devices(model, mesh, name=name)
+    forms.check_devices(model, mesh, name=name)
   return laid_out.layout
 
 

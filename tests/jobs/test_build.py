@@ -10,11 +10,12 @@ import jax
 import pytest
 
 from tests.data.images import encode, random_image
-from vit_jax.config import engine, files, layout, schema
+from vit_jax.config import engine, files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.data import opening
 from vit_jax.data.source import Source
 from vit_jax.jobs import build
+from vit_jax.parallel import layout
 from vit_jax.parallel import mesh as meshes
 
 
@@ -51,7 +52,7 @@ def fake_devices(monkeypatch: pytest.MonkeyPatch, memory_gib: float) -> None:
       f'fake {memory_gib} GiB', 'tpu', 8, memory_gib, slices))
 
 
-@pytest.mark.slow(reason='4 s: a run is built four times; tests/config/test_layout.py chooses layouts')
+@pytest.mark.slow(reason='4 s: a run is built four times; tests/parallel/test_layout.py chooses layouts')
 def test_a_run_is_laid_out_for_its_devices_and_keeps_its_layout_on_the_same_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
   config = files.load('digits', [])

@@ -15,11 +15,12 @@ from configs import cifar10
 from tests.data import images
 from tests.weights import made
 from vit_jax import main
-from vit_jax.config import engine, layout, schema
+from vit_jax.config import engine, schema
 from vit_jax.config.schema import Exif
 from vit_jax.data.image import decode, headers
 from vit_jax.inspect.model import Model
 from vit_jax.jobs import build, frozen_features, predict, resume, serve, train
+from vit_jax.parallel import layout
 from vit_jax.weights import loading, saving
 from vit_jax.weights.hints import Reading
 

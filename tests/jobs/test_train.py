@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 from vit_jax import main
-from vit_jax.config import engine, layout
+from vit_jax.config import engine
 from vit_jax.core import failures, types
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data import loader
 from vit_jax.jobs import report, resume, train
+from vit_jax.parallel import layout
 from vit_jax.record import checkpoint_files, machine, reader, run_directory
 from vit_jax.train.state import TrainState
 

@@ -14,17 +14,12 @@ import vits
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Key, Params
-from vit_jax.models import adapters, mixer
-from vit_jax.models.vit import vit
+from vit_jax.models import adapters, backbones
 
 PLAIN = schema.ViT(**vits.PLAIN)
 MIXER = schema.Mixer(patch=8, width=32, depth=2, tokens_mlp=16, channels_mlp=48)
 ROUNDING = 4 * 2 ** -23
 """Relative to the largest entry: two orders of about 200 f32 terms, whose errors add like sqrt(200) eps / 2."""
-
-
-def backbone_of(model: schema.Model) -> Any:
-  return mixer.build(model, vits.PX) if isinstance(model, schema.Mixer) else vit.build(model, vits.PX)
 
 
 def begun(frozen: Params, lora: schema.Lora) -> dict[str, jax.Array]:
@@ -33,7 +28,7 @@ def begun(frozen: Params, lora: schema.Lora) -> dict[str, jax.Array]:
 
 def drawn(model: schema.Model, lora: schema.Lora) -> tuple[dict[str, Any], dict[str, Any]]:
   """Adapters with nothing zero, and the frozen backbone."""
-  shapes, _ = jax.eval_shape(backbone_of(model).init, jax.random.key(0), vits.some_image())
+  shapes, _ = jax.eval_shape(backbones.build(model, vits.PX).init, jax.random.key(0), vits.some_image())
   frozen = {'backbone': vits.drawn(shapes, deviation=.2)}
   new = begun(frozen['backbone'], lora)
   rng = np.random.default_rng(1)
@@ -61,7 +56,7 @@ _PROGRAMS: dict[str, Callable[..., jax.Array]] = {}
 def outputs(how: Callable[..., Params], model: schema.Model, lora: schema.Lora, params: Params, frozen: Params,
             key: Key | None = None) -> jax.Array:
   if (text := f'{how.__name__} {model!r} {lora!r}') not in _PROGRAMS:
-    backbone = backbone_of(model)
+    backbone = backbones.build(model, vits.PX)
     _PROGRAMS[text] = jax.jit(lambda params, frozen, key, image: backbone.apply(
         how(params, frozen, lora, key)['backbone'], {}, image, train=False, key=None)[0].tokens)
   return _PROGRAMS[text](params, frozen, key, vits.some_image())

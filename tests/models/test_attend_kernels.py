@@ -21,8 +21,9 @@ from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, DType, Execution
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
-from vit_jax.models.kernels import attend, attend_kernels
+from vit_jax.models.kernels import attend
 from vit_jax.models.vit import vit
+from vit_jax.parallel import kernels
 
 TINY = schema.ViT(patch=4, width=32, depth=1, heads=4, mlp=schema.Mlp(24), execution=Execution.SCAN)
 
@@ -78,7 +79,7 @@ def test_each_device_computes_its_own_images_and_heads(heads: int, is_split: boo
 
   def spread(*a: Array) -> Array:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-      return attend_kernels.on_each_device(form, *a)
+      return attend.on_each_device(form, *a)
 
   placed = NamedSharding(mesh, PartitionSpec(('data', 'fsdp'), None, 'tensor' if is_split else None))
   assert_same(both(spread, *jax.device_put(args, placed)), both(attend.plain_attend, *args), num_terms=17)
@@ -117,10 +118,10 @@ def test_on_other_devices_the_program_is_that_of_xla(kernel: AttentionKernel, dt
 
 
 def test_without_a_mesh_attention_is_that_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(attend_kernels, 'on_each_device', lambda *args: pytest.fail('a kernel was taken'))
+  monkeypatch.setattr(attend, 'on_each_device', lambda *args: pytest.fail('a kernel was taken'))
   args = tensors(17, 17)
   for kernel in AttentionKernel:
-    np.testing.assert_array_equal(attend_kernels.attend(*args, kernel=kernel), jax.jit(attend.attend)(*args))
+    np.testing.assert_array_equal(attend.attend(*args, kernel=kernel), jax.jit(attend.xla_attend)(*args))
 
 
 @pytest.mark.parametrize('num_tokens, mask', [(196, 'NO_MASK'), (17, 'PADDING')])
@@ -136,7 +137,7 @@ def test_cudnn_is_lowered_to_its_kernels_for_each_device_and_an_even_number_of_t
 @pytest.mark.parametrize('num_tokens, is_cudnn', [(64, False), (63, False), (66, True), (128, True), (576, False)])
 def test_half_a_tile_of_cudnn_is_left_to_xla(num_tokens: int, is_cudnn: bool, monkeypatch: pytest.MonkeyPatch,
                                              caplog: pytest.LogCaptureFixture) -> None:
-  attend_kernels.log_once.cache_clear()
+  kernels.log_once.cache_clear()
   with caplog.at_level('INFO'):
     assert ('__cudnn$' in lowered_for_cuda(num_tokens, monkeypatch)) == is_cudnn
   assert (f"cuDNN's gradient for {num_tokens} tokens" in caplog.text) != is_cudnn
@@ -151,7 +152,7 @@ def lowered_for_cuda(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> str:
 
   def gradient(*args: Array) -> tuple[Array, ...]:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-      return jax.grad(lambda *a: attend_kernels.attend(*a, kernel=AttentionKernel.CUDNN).astype(jnp.float32).sum(),
+      return jax.grad(lambda *a: attend.attend(*a, kernel=AttentionKernel.CUDNN).astype(jnp.float32).sum(),
                       argnums=(0, 1, 2))(*args)
 
   placed = NamedSharding(mesh, PartitionSpec(('data', 'fsdp'), None, 'tensor'))

@@ -15,7 +15,7 @@ from vit_jax.core import numerics
 from vit_jax.core.types import Array, Params
 from vit_jax.models import layers
 from vit_jax.models.kernels import forms
-from vit_jax.models.kernels.attend import attend, attention_weights, combine
+from vit_jax.models.kernels.attend import attention_weights, combine, xla_attend
 from vit_jax.models.vit.attention import Attention
 from vit_jax.models.vit.context import Context
 from vit_jax.models.vit.positions import relative_logits
@@ -46,7 +46,7 @@ def test_attend_equals_numpy_in_float64() -> None:
   logits = np.einsum('bqak,bmak->baqm', q, k) / np.sqrt(8)
   weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   np.testing.assert_allclose(
-      attend(*projections()), np.einsum('baqm,bmak->bqak', weights, v), rtol=1e-4, atol=1e-5)
+      xla_attend(*projections()), np.einsum('baqm,bmak->bqak', weights, v), rtol=1e-4, atol=1e-5)
 
 
 def test_attention_rows_sum_to_one_in_f32_even_for_bf16() -> None:
@@ -58,7 +58,7 @@ def test_attention_rows_sum_to_one_in_f32_even_for_bf16() -> None:
 
 def test_attention_stays_finite_for_large_logits() -> None:
   q, k, v = projections()
-  assert jnp.isfinite(attend(q * 1e4, k * 1e4, v)).all()
+  assert jnp.isfinite(xla_attend(q * 1e4, k * 1e4, v)).all()
 
 
 @pytest.mark.slow(reason='1 s; block by block in test_vit.py captures attention')

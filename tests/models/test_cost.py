@@ -156,3 +156,12 @@ def test_flops_are_shown_by_module_and_do_not_depend_on_how_the_network_is_run()
                    'head': 2 * 32 * 10}
   other = dataclasses.replace(model, remat=Remat.FULL, execution=Execution.UNROLLED, full_remat=1)
   assert cost.forward(other, (16, 24), head=schema.Head(), num_classes=10).flops == flops
+
+
+def test_the_table_lists_every_parameter_and_adds_up_the_modules() -> None:
+  params = {'blocks': {'attn': {'query': {'kernel': np.zeros((2, 32, 4, 8))}}}, 'cls': np.zeros((1, 1, 32))}
+  table = cost.table(params, {'stem': 1_500_000, 'blocks/attn': 2_000_000, 'pool': 0})
+  assert 'blocks/attn/query/kernel  2 x 32 x 4 x 8       2,048' in table
+  assert 'all parameters                                 2,080' in table
+  assert [line.split()[0] for line in table.splitlines()[-3:]] == ['stem', 'blocks/attn', 'all']
+  assert table.splitlines()[-1].split()[-1] == '3.500'

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 
-from vit_jax.config import kernels, schema
+from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, DType
 from vit_jax.core.errors import UserError
-from vit_jax.models.kernels import attend_kernels
+from vit_jax.models.kernels import forms
+from vit_jax.parallel import kernels
 from vit_jax.plan import topologies
 
 
@@ -44,7 +45,7 @@ def model(kernel: AttentionKernel, *, width: int = 64, dtype: DType = DType.BF16
 def test_a_kernel_for_other_devices_is_reported_once(
     kernel: AttentionKernel, mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
-  attend_kernels.check_devices(model(kernel), mesh, name='model')
+  forms.check_devices(model(kernel), mesh, name='model')
   (record,) = caplog.records
   assert said in record.getMessage()
 
@@ -56,7 +57,7 @@ def test_a_kernel_for_other_devices_is_reported_once(
 def test_nothing_is_logged_for_devices_that_run_a_kernel_or_are_unknown(
     kernel: AttentionKernel, mesh: Mesh | AbstractMesh, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
-  attend_kernels.check_devices(model(kernel), mesh, name='model')
+  forms.check_devices(model(kernel), mesh, name='model')
   assert not caplog.records
 
 
@@ -70,16 +71,16 @@ def test_nothing_is_logged_for_devices_that_run_a_kernel_or_are_unknown(
 def test_devices_that_cannot_run_a_kernel_are_named_with_a_remedy(
     asked: schema.ViT, mesh: Mesh | AbstractMesh, said: str) -> None:
   with pytest.raises(UserError) as error:
-    attend_kernels.check_devices(asked, mesh, name='model')
+    forms.check_devices(asked, mesh, name='model')
   assert str(error.value) == said
 
 
 def test_hopper_has_wide_heads(caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
-  attend_kernels.check_devices(model(AttentionKernel.CUDNN, width=256), gpu('NVIDIA H200', '9.0'), name='model')
+  forms.check_devices(model(AttentionKernel.CUDNN, width=256), gpu('NVIDIA H200', '9.0'), name='model')
   assert not caplog.records, 'no other kernel is taken'
 
 
 def test_other_networks_have_no_kernels() -> None:
-  attend_kernels.check_devices(schema.Mixer(), abstract('TPU v3', 'tpu'), name='model')
+  forms.check_devices(schema.Mixer(), abstract('TPU v3', 'tpu'), name='model')
   assert all(topologies.CHIPS[name].platform == 'tpu' for name in kernels.OLD_TPUS)

@@ -44,15 +44,15 @@ def assert_same(form: Callable[..., Array], plain: Callable[..., Array], *args: 
 
 
 def test_attention_equals_its_plain_form_and_gradient_also_with_other_queries_than_keys(qkv: tuple[Array, ...]) -> None:
-  assert_same(attend.attend, attend.plain_attend, *qkv)
+  assert_same(attend.xla_attend, attend.plain_attend, *qkv)
 
 
 def test_attention_with_large_logits_stays_finite_and_right(qkv: tuple[Array, ...]) -> None:
-  assert_same(attend.attend, attend.plain_attend, 40. * qkv[0], qkv[1], qkv[2], atol=2e-5)
+  assert_same(attend.xla_attend, attend.plain_attend, 40. * qkv[0], qkv[1], qkv[2], atol=2e-5)
 
 
 def test_attention_has_the_gradient_of_finite_differences(qkv: tuple[Array, ...]) -> None:
-  check_grads(jax.jit(attend.attend), qkv, order=1, modes=['rev'], atol=2e-2, rtol=2e-2)
+  check_grads(jax.jit(attend.xla_attend), qkv, order=1, modes=['rev'], atol=2e-2, rtol=2e-2)
 
 
 def test_attention_in_bf16_is_as_near_to_f32_as_its_plain_form() -> None:
@@ -64,7 +64,7 @@ def test_attention_in_bf16_is_as_near_to_f32_as_its_plain_form() -> None:
     pairs = zip(*map(jax.tree.leaves, (both(form, *low), both(attend.plain_attend, *exact))), strict=True)
     return [float(jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b)) for a, b in pairs]
 
-  fast, plain = errors(attend.attend), errors(attend.plain_attend)
+  fast, plain = errors(attend.xla_attend), errors(attend.plain_attend)
   assert max(fast) < 2e-2 and max(plain) > 1e-3
   assert all(a < 2 * b + 2e-3 for a, b in zip(fast, plain, strict=True)), (fast, plain)
 
@@ -80,12 +80,12 @@ def test_both_layouts_of_attention_are_the_same(qkv: tuple[Array, ...]) -> None:
 
 
 def test_attention_that_keeps_logits_is_the_same(qkv: tuple[Array, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-  found = both(functools.partial(attend.attend), *qkv)
+  found = both(functools.partial(attend.xla_attend), *qkv)
   monkeypatch.setattr(numerics, 'mesh_device_kind', lambda: 'TPU v6 lite')
   kept = jax.eval_shape(lambda *a: attend._forward(*a)[1], *qkv)
   assert [x.shape for x in kept] == [*(x.shape for x in qkv), (2, 3, 7, 5), (2, 3, 1, 5), (2, 3, 1, 5), (2, 3, 8, 5)]
   monkeypatch.setattr(attend.lax, 'platform_dependent', lambda *args, default, **others: default(*args))
-  for own, other in zip(jax.tree.leaves(both(functools.partial(attend.attend), *qkv)), jax.tree.leaves(found),
+  for own, other in zip(jax.tree.leaves(both(functools.partial(attend.xla_attend), *qkv)), jax.tree.leaves(found),
                         strict=True):
     np.testing.assert_allclose(own, other, rtol=1e-5, atol=2e-6)
 

@@ -20,9 +20,10 @@ from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, QkvBias
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
-from vit_jax.models.kernels import attend, attend_kernels, fused_attention, shards
+from vit_jax.models.kernels import attend, forms, fused_attention
 from vit_jax.models.vit.attention import Attention
 from vit_jax.models.vit.context import Context
+from vit_jax.parallel import kernels
 
 AXES = ('data', 'fsdp', 'tensor')
 INTERPRETED = functools.partial(fused_attention.attend, interpret=True)
@@ -96,16 +97,16 @@ def mesh_of(kind: str, platform: str = 'tpu', *, tensor: int = 1) -> AbstractMes
     ('TPU v4', (576, 16, 64), 1, '576 tokens need 26 MiB on the chip, more than TPU v4 has')])
 def test_where_the_kernel_does_not_apply_there_is_a_reason(
     kind: str, shape: tuple[int, int, int], tensor: int, said: str) -> None:
-  assert attend_kernels.fused_problem(mesh_of(kind, tensor=tensor), fused_attention.Shape(*shape), 2) == said
+  assert attend.fused_problem(mesh_of(kind, tensor=tensor), fused_attention.Shape(*shape), 2) == said
 
 
 def test_images_with_too_many_tokens_are_left_to_xla_with_one_message(caplog: pytest.LogCaptureFixture) -> None:
   """When they are traced, as only then the number of tokens is known; other reasons are logged at the start."""
   caplog.set_level(logging.INFO)
-  shards.log_once.cache_clear()
+  kernels.log_once.cache_clear()
   for kind, tokens, said in (('TPU v4', 196, 0), ('TPU v3', 576, 0), ('TPU v4', 576, 1), ('TPU v4', 576, 1)):
     with jax.sharding.use_abstract_mesh(mesh_of(kind)):
-      is_fused = attend_kernels.is_fused(AttentionKernel.FUSED, fused_attention.Shape(tokens, 16, 64), jnp.bfloat16)
+      is_fused = attend.is_fused(AttentionKernel.FUSED, fused_attention.Shape(tokens, 16, 64), jnp.bfloat16)
     assert is_fused == (kind == 'TPU v4' and tokens == 196)
     assert caplog.text.count('attention.kernel=fused does not apply, and XLA computes attention, as with kernel=xla: '
                              '576 tokens need 26 MiB on the chip, more than TPU v4 has.') == said
@@ -132,7 +133,7 @@ VIT = schema.ViT(width=1024, heads=16, attention=FUSED)
 def test_a_run_without_the_kernel_says_so(
     model: schema.ViT, mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
-  attend_kernels.check_devices(model, mesh, name='model')
+  forms.check_devices(model, mesh, name='model')
   assert (said in caplog.text) if said else not caplog.text
   assert not list(model.attention.network_problems(model, 'model', 'model.attention'))
 
@@ -162,7 +163,7 @@ def test_the_module_has_the_same_parameters_result_and_gradients(
       assert ('fused_attention_backward' in str(traced.jaxpr)) == (kernel is AttentionKernel.FUSED)
       found.append(jax.tree.map(np.asarray, traced.lower().compile()(*args)))
     monkeypatch.setattr(numerics, 'mesh_platform', lambda: '' if jax.sharding.get_abstract_mesh().empty else 'tpu')
-    monkeypatch.setattr(attend_kernels, 'fused_problem', lambda *args: '')
+    monkeypatch.setattr(attend, 'fused_problem', lambda *args: '')
     monkeypatch.setattr(fused_attention, 'attend', INTERPRETED)
   assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
   for one, other in zip(jax.tree.leaves(found[1]), jax.tree.leaves(found[0]), strict=True):

@@ -21,9 +21,10 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, MlpKernel
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
-from vit_jax.models.kernels import devices, fused_mlp, mlp_kernels, norm_act, shards
-from vit_jax.models.vit.context import Context
+from vit_jax.models.kernels import forms, fused_mlp, norm_act
+from vit_jax.models.vit.context import BlockInfo, Context
 from vit_jax.models.vit.mlp import Mlp
+from vit_jax.parallel import kernels
 
 AXES = ('data', 'fsdp', 'tensor')
 
@@ -118,7 +119,7 @@ def mesh_of(kind: str, platform: str = 'tpu', *, tensor: int = 1) -> AbstractMes
 def test_where_the_kernel_does_not_apply_there_is_a_reason(
     kind: str, sizes: tuple[int, int, int], tensor: int, said: str) -> None:
   tokens, width, hidden = sizes
-  assert mlp_kernels.problem(mesh_of(kind, tensor=tensor), (8, tokens, width), hidden, 2) == said
+  assert fused_mlp.problem(mesh_of(kind, tensor=tensor), (8, tokens, width), hidden, 2) == said
 
 
 CONTEXT = Context(norm=schema.LayerNorm(), gelu=Gelu.TANH, dtype=jnp.float32)
@@ -133,7 +134,7 @@ def test_a_run_without_the_kernel_says_so(
     options: dict[str, float], mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
   model = schema.ViT(width=1024, heads=16, mlp=FUSED, **options)  # type: ignore[arg-type]
-  devices.check_devices(model, mesh, name='model')
+  forms.check_devices(model, mesh, name='model')
   assert (said in caplog.text) if said else not caplog.text
 
 
@@ -148,7 +149,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
   """A mesh of CPUs counts as one of TPUs, whose kernels are interpreted."""
   interpret = functools.partial(fused_mlp.mlp, interpret=True)
   monkeypatch.setattr(numerics, 'mesh_platform', lambda: '' if jax.sharding.get_abstract_mesh().empty else 'tpu')
-  monkeypatch.setattr(mlp_kernels, 'problem', lambda *args: '')
+  monkeypatch.setattr(fused_mlp, 'problem', lambda *args: '')
   monkeypatch.setattr(fused_mlp, 'mlp', interpret)
 
 
@@ -156,14 +157,14 @@ def run(kernel: MlpKernel, params: dict, x: Array, mesh: AbstractMesh) -> tuple[
   """The program of value and gradients, and these."""
   module = Mlp(hidden=128, context=CONTEXT, kernel=kernel)
   with jax.sharding.use_abstract_mesh(mesh):
-    traced = jax.jit(jax.value_and_grad(lambda params, x: jnp.sin(module.apply(params, x, None)).sum(),
+    traced = jax.jit(jax.value_and_grad(lambda params, x: jnp.sin(module.apply(params, x, BlockInfo(len(x)))).sum(),
                                         argnums=(0, 1))).trace(params, x)
     return str(traced.jaxpr), jax.tree.map(np.asarray, traced.lower().compile()(params, x))
 
 
 def parameters() -> dict:
   module = Mlp(hidden=128, context=CONTEXT)
-  params = jax.jit(lambda: module.init(jax.random.key(1), jnp.zeros((1, 1, 128)), None))()
+  params = jax.jit(lambda: module.init(jax.random.key(1), jnp.zeros((1, 1, 128)), BlockInfo(1)))()
   return jax.tree.map(lambda p: p + .1, params)  # biases are not zero
 
 
@@ -189,7 +190,7 @@ def test_the_module_has_the_same_parameters_result_and_gradients() -> None:
 @pytest.mark.usefixtures('interpreted')
 def test_adapters_dropout_and_rows_without_images_are_left_to_xla(caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
-  shards.log_once.cache_clear()
+  kernels.log_once.cache_clear()
   params, x, key = parameters(), jnp.zeros((2, 3, 128)), jax.random.key(0)
   adapted = {**params['params'], 'up': {**params['params']['up'], 'lora_a': jnp.ones((128, 2)),
                                         'lora_b': jnp.ones((2, 128)), 'lora_gain': jnp.ones(128)}}

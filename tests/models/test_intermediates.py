@@ -8,7 +8,7 @@ import vits
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.models import intermediates, resnet
+from vit_jax.models import backbones, intermediates
 from vit_jax.models.vit import vit
 
 SETTINGS = schema.ViT(patch=8, width=16, depth=3, heads=2, mlp=schema.Mlp(16), registers=1,
@@ -67,4 +67,4 @@ def test_blocks_that_there_are_not_are_refused(blocks: tuple[int, ...], params: 
 
 def test_a_network_of_convolutions_has_no_blocks_to_read_after() -> None:
   assert intermediates.is_layered(MODEL)
-  assert not intermediates.is_layered(resnet.build(schema.ResNet(layers=(1,), width=32), (32, 32)))
+  assert not intermediates.is_layered(backbones.build(schema.ResNet(layers=(1,), width=32), (32, 32)))

@@ -12,7 +12,7 @@ from vit_jax.config import check, schema
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
 from vit_jax.models import backbones
-from vit_jax.models.kernels import attend_kernels
+from vit_jax.models.kernels import attend
 
 PX = (16, 16)
 BASE = schema.ViT(patch=4, width=16, depth=2, heads=2, mlp=schema.Mlp(24), drop_path=.3,
@@ -48,14 +48,14 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[int, ...]
   """Makes networks believe that they run on a GPU; returns the shapes that attention gets."""
   shapes = []
 
-  def attend(form: Callable[..., Array], *args: Array) -> Array:
+  def on_each_device(form: Callable[..., Array], *args: Array) -> Array:
     shapes.append(args[1].shape)
     return form(*args)
 
   def begin() -> list[tuple[int, ...]]:
     monkeypatch.setattr(numerics, 'mesh_platform', lambda: 'gpu')
-    monkeypatch.setattr(attend_kernels, 'cudnn', by_lengths)
-    monkeypatch.setattr(attend_kernels, 'on_each_device', attend)
+    monkeypatch.setattr(attend, 'cudnn', by_lengths)
+    monkeypatch.setattr(attend, 'on_each_device', on_each_device)
     return shapes
 
   return begin

@@ -19,7 +19,7 @@ from vit_jax.config.schema import Execution, Kernels, Quantize, Remat
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Params
 from vit_jax.models import adapters, mae_decoder
-from vit_jax.models.kernels import dense, quantized
+from vit_jax.models.kernels import dense
 from vit_jax.models.vit import vit
 
 SPLIT = {'query': ((3, 5, 24), (24, 4, 6)), 'out': ((3, 5, 4, 6), (4, 6, 24)), 'mlp': ((15, 24), (24, 40))}
@@ -51,7 +51,7 @@ def integers(a: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def all_of(how: Quantize, x: Array, w: Array, b: Array, dy: Array) -> tuple[Array, ...]:
-  y, pull = jax.vjp(lambda *args: quantized.dense(*args, how), x, w, b)
+  y, pull = jax.vjp(lambda *args: dense.quantized_dense(*args, how), x, w, b)
   return (y, *pull(dy))
 
 
@@ -86,18 +86,18 @@ def test_results_are_near_those_of_the_compute_dtype(how: Quantize, most: float,
   assert np.linalg.norm(np.float32(found[0]) - y) / np.linalg.norm(y) > most / 10, 'nothing was quantized'
 
 
-@pytest.mark.parametrize('how', quantized.NARROW)
+@pytest.mark.parametrize('how', dense.NARROW)
 def test_an_entry_that_is_not_finite_is_not_hidden_and_zeros_stay_zeros(how: Quantize) -> None:
   x, w, b, _ = drawn(SPLIT['mlp'])
   for bad in (np.inf, np.nan):
-    y = quantized.dense(x.at[3, 2].set(bad), w, b, how)
+    y = dense.quantized_dense(x.at[3, 2].set(bad), w, b, how)
     assert not np.isfinite(y[3]).any() and np.isfinite(np.delete(y, 3, 0)).all()
-  y = quantized.dense(x.at[3].set(0.), w.at[:, 1].set(0.), b, how)
+  y = dense.quantized_dense(x.at[3].set(0.), w.at[:, 1].set(0.), b, how)
   np.testing.assert_array_equal(y[3], b)
   np.testing.assert_array_equal(y[:, 1], np.broadcast_to(b[1], len(y)))
 
 
-@pytest.mark.parametrize('how', quantized.NARROW)
+@pytest.mark.parametrize('how', dense.NARROW)
 def test_products_of_arrays_that_are_split_over_devices_have_the_same_bits(how: Quantize) -> None:
   x, w, b, dy = drawn(((16, 24), (24, 40)))
   mesh = jax.make_mesh((2, 2, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
@@ -117,7 +117,7 @@ def test_products_of_arrays_that_are_split_over_devices_have_the_same_bits(how: 
 def test_forward_and_gradient_of_the_input_equal_qwix(how: Quantize, qtype: Any, bound: float) -> None:
   """qwix maps the largest int8 entry to 127.5, here it is 127: a factor of its calibration makes both equal."""
   qwix = pytest.importorskip('qwix', reason='the oracle, qwix 0.1.8, is not installed: pip install qwix')
-  method = f'absmax,{bound / quantized.NARROW[how].largest}'
+  method = f'absmax,{bound / dense.NARROW[how].largest}'
   rule = {'weight_qtype': qtype, 'act_qtype': qtype, 'weight_calibration_method': method,
           'act_calibration_method': method}
   x, w, b, dy = drawn(SPLIT['mlp'])
@@ -181,7 +181,7 @@ def with_adapters(model: schema.ViT) -> Params:
 
 
 @pytest.mark.quick('plain-Quantize.INT8', reason='1 to 3 s: two or three traces of a network')
-@pytest.mark.parametrize('how', quantized.NARROW)
+@pytest.mark.parametrize('how', dense.NARROW)
 @pytest.mark.parametrize(('changes', 'a_block'), [
     ({}, 6), ({'mlp': schema.SwiGlu(48)}, 7), ({'block': schema.Parallel()}, 6), ({'pool': schema.Map()}, 6),
     ({'block': schema.Axial(), 'pool': schema.Mean()}, 12), ({'execution': Execution.UNROLLED, 'dropout': .1}, 6)],

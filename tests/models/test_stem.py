@@ -15,10 +15,9 @@ from vit_jax.config.schema import QkvBias, Remat
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Params, PyTree
-from vit_jax.models import resnet
-from vit_jax.models.convolution import Style
 from vit_jax.models.kernels.forms import FAST
 from vit_jax.models.layers import applied, initial
+from vit_jax.models.rivals import resnet
 from vit_jax.models.vit import vit
 
 PX = vits.PX  # 2 x 3 tokens of 8 px
@@ -116,7 +115,7 @@ def test_paths_of_the_stages_of_a_hybrid_are_the_public_format() -> None:
 @pytest.mark.slow(reason='1 s: two networks')
 def test_a_new_unit_of_a_hybrid_changes_nothing_but_negative_values() -> None:
   unit = resnet.PostActivationUnit(hidden=32, stride=1, has_proj=False, dtype=jnp.float32, forms=FAST,
-                                   style=Style(0., 1e-5, 1e-6, True))
+                                   style=resnet.Style(0., 1e-5, 1e-6, True))
   x = jax.random.normal(jax.random.key(0), (2, 3, 3, 128))
   found = jax.jit(lambda key, x: applied(unit, initial(unit, key, x), x))(jax.random.key(1), x)
   np.testing.assert_array_equal(found, jnp.maximum(x, 0.))

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from tests import fakes, programs
-from vit_jax.config import check, layout, schema
+from vit_jax.config import check, schema
 from vit_jax.config.schema import PairForm, PairLoss
 from vit_jax.core import contracts, trees
 from vit_jax.core.contracts import Objective
 from vit_jax.jobs import build
+from vit_jax.parallel import layout
 from vit_jax.train import grad_cache
 from vit_jax.train.state import TrainState
 

@@ -64,7 +64,7 @@ def compute(found: Weights) -> dict[str, np.ndarray]:
   return {'pooled': out.features.pooled, 'tokens': out.features.tokens, 'logits': out.logits}
 
 
-SLOW = {'timm_efficientnet'}  # B0 of 16 blocks; `models/test_efficientnet.py` holds the network to NumPy and to tables
+SLOW = {'timm_efficientnet'}  # 16 blocks; `models/rivals/test_efficientnet.py` compares the network with NumPy
 
 
 @pytest.mark.quick(

@@ -130,7 +130,7 @@ def test_names_of_a_resnet_are_those_of_its_files(tmp_path: pathlib.Path) -> Non
   assert found['resnet/head/conv2d/kernel'] == (1, 1, 256, 7)
 
 
-@pytest.mark.slow(reason='1 s: an EfficientNet is traced; tests/models/test_efficientnet.py has its paths')
+@pytest.mark.slow(reason='1 s: an EfficientNet is traced; tests/models/rivals/test_efficientnet.py has its paths')
 def test_names_of_an_efficientnet_are_those_of_timm(tmp_path: pathlib.Path) -> None:
   saving.save(made.network(made.EFFICIENTNET), str(tmp_path / 'b.pth'))
   found = {name: x.shape for name, x in files.read(tmp_path / 'b.pth').items()}

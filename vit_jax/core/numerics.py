@@ -5,10 +5,11 @@ Sums are accumulated in f32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from vit_jax.core import trees
 from vit_jax.core.types import Array, Batch, Key, Mean, PyTree
@@ -122,6 +123,12 @@ def mesh_device_kind() -> str:
   """Returns the kind of the current mesh's devices, such as `TPU v6 lite`; '' if there is no mesh or no known kind."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.device_kind if device else ''
+
+
+def dividing(mesh: AbstractMesh, axes: Sequence[str], size: int) -> tuple[str, ...] | None:
+  """Returns those of the axes that the mesh has, if it has any and all of them together divide `size`; else None."""
+  known = tuple(axis for axis in axes if axis in mesh.axis_names)
+  return known if known and size % prod(mesh.shape[axis] for axis in known) == 0 else None
 
 
 def constrain_batch(x: Array) -> Array:

@@ -294,7 +294,7 @@ def _gelu(w: Writer, equation: Any, x: Any) -> list[Value]:
 
 
 def _attend(w: Writer, equation: Any, *operands: Any) -> list[Value]:
-  """`models.kernels.attend.attend` of query, key and value `[B, M, A, K]`, in the form of `plain_attend`."""
+  """`models.kernels.attend.xla_attend` of query, key and value `[B, M, A, K]`, in the form of `plain_attend`."""
   query, key, value = (w.expanded(x, v.aval.shape) for x, v in zip(operands, equation.invars, strict=True))
   num_images, num_queries, heads, side = query.shape
   scaled = w.arithmetic('Mul', [w.transposed(query, (0, 2, 1, 3)), np.float32(side ** -.5)])

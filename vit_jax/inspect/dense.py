@@ -173,7 +173,7 @@ def _draw(image: HostArray, path: str, colors: dict[str, HostArray], scores: Hos
     return pixels.draw(shown, {}, (), before=before), None
   rows, columns = (pixels.spans(image.shape[axis], window[axis], window[axis], window[axis], scores.shape[axis])
                    for axis in (0, 1))
-  predicted = pixels.predict(scores[None].astype(np.float32), rows, columns, image.shape[:2])  # [H, W] i32
+  predicted = pixels.upsample(scores[None].astype(np.float32), rows, columns, image.shape[:2])  # [H, W] i32
   found, after, matrix = {'prediction': predicted}, {}, None
   if folder:
     true = found['labels'] = _read_mask(folder, path, image.shape[:2], probe)

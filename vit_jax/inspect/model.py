@@ -31,7 +31,7 @@ from vit_jax.inspect import measurements
 from vit_jax.inspect.images import ImageLike, decode, listed
 from vit_jax.inspect.layerwise import Driver
 from vit_jax.inspect.zeroshot import Guess, ZeroShot, rank
-from vit_jax.models import cost, counting
+from vit_jax.models import cost
 from vit_jax.weights import inference, saving
 from vit_jax.weights.network import Weights
 
@@ -78,7 +78,7 @@ class Model:
     """Returns a table of all parameters with their shapes, and of the FLOPs of a forward pass by module."""
     w = self.weights
     found = cost.forward(w.model, self.image_px, head=w.head, num_classes=w.num_classes)
-    return counting.table(w.params, found.flops)
+    return cost.table(w.params, found.flops)
 
   def classify(self, images: ImageLike | Sequence[ImageLike], *, top: int = 5, names: Sequence[str] = (),
                prompts: str | Sequence[str] = PLAIN) -> list[list[Guess]]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from vit_jax.config import durations, elastic, engine, layout, schema
+from vit_jax.config import durations, engine, schema
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import implementation, traced_costs, trees
 from vit_jax.core.contracts import Backbone, Objective, Prepare, Viewed
@@ -32,10 +32,11 @@ from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source, origins, title
 from vit_jax.evaluate.resources import Encoder, Resources
 from vit_jax.models import backbones, cost, probe
-from vit_jax.models.kernels import devices
+from vit_jax.models.kernels import forms
 from vit_jax.objectives import adapters, ema, kinds
 from vit_jax.optim import freezing, optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
+from vit_jax.parallel import elastic, layout
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import console, storage
 from vit_jax.train import step as steps
@@ -273,7 +274,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   meshes.check_batch(mesh, config.batch_size, config.microbatches, what='batch_size')
   spec = kinds.of(config)
   for name, model in spec.models().items():
-    devices.check_devices(model, mesh, name=name)
+    forms.check_devices(model, mesh, name=name)
   lengths = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size)
   backbone = build_backbone(config)
   objective = build_objective(config, backbone, num_classes, lengths=lengths)

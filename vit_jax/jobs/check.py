@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 
-from vit_jax.config import check, layout, schema
+from vit_jax.config import check, schema
 from vit_jax.config.schema import ranges
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
@@ -38,6 +38,7 @@ from vit_jax.data.text import prompts as prompting
 from vit_jax.jobs import build, train
 from vit_jax.models import cost
 from vit_jax.objectives import kinds
+from vit_jax.parallel import layout
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import storage
 from vit_jax.weights import addresses, inherit, init_state

@@ -37,7 +37,7 @@ from vit_jax.evaluate import resources, results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build, report, report_card, resume, startup
 from vit_jax.models import heads
-from vit_jax.models.kernels import devices
+from vit_jax.models.kernels import forms
 from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
 from vit_jax.parallel import mesh as meshes
@@ -422,7 +422,7 @@ def needs_head(config: schema.Config) -> bool:
 def make_subject(config: schema.Config, weights: Weights, *, has_head: bool = True) -> Subject:
   """Returns weights on the devices, without their head if `has_head` is False. `config` is from `with_weights`."""
   mesh, shard = build.open_mesh(config)
-  devices.check_devices(config.model, mesh, name='model')
+  forms.check_devices(config.model, mesh, name='model')
   params: Params = {name: weights.params[name] for name in ('backbone', 'head', 'head_dist') if name in weights.params}
   step = jnp.asarray(min(max(weights.step, 0), 2**31 - 1), jnp.int32)  # an unknown step is 0
   step, params, extra = jax.device_put((step, params, statistics(weights.state)), meshes.replicated(mesh))

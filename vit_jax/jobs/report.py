@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from vit_jax import __version__
-from vit_jax.config import elastic, engine, provenance
+from vit_jax.config import engine, provenance
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.failures import Damaged
@@ -30,6 +30,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.evaluate import results
 from vit_jax.inspect import html_pages, norms, predictions
 from vit_jax.jobs import report_curves, startup
+from vit_jax.parallel import elastic
 from vit_jax.record import checkpoint_files, clock, destination, reader, run_directory, storage
 from vit_jax.record.progress import format_duration
 from vit_jax.train import host_times

@@ -16,13 +16,13 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.config import engine, layout, provenance, schema
+from vit_jax.config import engine, provenance, schema
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError, redacted
 from vit_jax.data import content, opening
 from vit_jax.data.source import Source
 from vit_jax.jobs import build
-from vit_jax.parallel import xla_flags
+from vit_jax.parallel import layout, xla_flags
 from vit_jax.record import checkpoint_files, clock, machine, progress, reader, run_directory, storage
 
 log = logging.getLogger('vit_jax.jobs')

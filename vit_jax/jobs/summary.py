@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 
-from vit_jax.config import elastic, layout, schema
+from vit_jax.config import schema
 from vit_jax.core import documents, trees
 from vit_jax.data.source import title
 from vit_jax.evaluate import results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build
 from vit_jax.optim import freezing
+from vit_jax.parallel import elastic, layout
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel.sharding import with_frozen
 from vit_jax.record import clock, reader, storage

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from vit_jax import __version__
-from vit_jax.config import check, durations, elastic, provenance, schema
+from vit_jax.config import check, durations, provenance, schema
 from vit_jax.core import failures, trees
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch
@@ -28,7 +28,7 @@ from vit_jax.evaluate import resources, results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build, host_speed, report, resume, startup, summary, trackers
 from vit_jax.objectives import kinds
-from vit_jax.parallel import feed
+from vit_jax.parallel import elastic, feed
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import checkpoint_files, console, machine, reader, run_directory, storage
 from vit_jax.record import clock as clocks

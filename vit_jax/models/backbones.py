@@ -1,7 +1,7 @@
 """The network of a config."""
 from __future__ import annotations
 
-from vit_jax.config import schema
+from vit_jax.config import check, schema
 from vit_jax.core import implementation
 from vit_jax.core.contracts import Backbone
 
@@ -15,5 +15,6 @@ def build(model: schema.Model, image_px: Size) -> Backbone:
   Raises:
     UserError: lists all settings that do not fit together.
   """
-  backbone: Backbone = implementation.of(model)(model, image_px)
+  check.check_model(model, image_px)
+  backbone: Backbone = implementation.of(model)(model, (int(image_px[0]), int(image_px[1])))
   return backbone

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, Execution, Kernels, MlpKernel, Quantize, Remat
 from vit_jax.core import traced_costs, trees
+from vit_jax.core.types import PyTree
 from vit_jax.models import backbones, heads
 
 TRAIN_FACTOR = 3  # one product in the forward pass, and two in the backward pass
@@ -93,3 +95,16 @@ def plain(settings: Any) -> Any:
   return dataclasses.replace(settings, **{
       name: forms[name] if is_model and name in forms else kernels.get(type(value)) or plain(value)
       for name, value in own.items()})
+
+
+def table(params: PyTree, flops: Mapping[str, int]) -> str:
+  """Returns lines with path, shape and size of each parameter, and FLOPs of one image in the forward pass by module."""
+  leaves: dict[str, Any] = trees.flatten(params)
+  rows = [('parameter', 'shape', 'parameters')]
+  rows += [(name, ' x '.join(map(str, leaf.shape)), f'{leaf.size:,}') for name, leaf in leaves.items()]
+  rows += [('all parameters', '', f'{trees.num_elements(params):,}'), ('', '', '')]
+  rows += [('forward pass, one image', '', 'MFLOPs')]
+  rows += [(module, '', f'{count / 1e6:,.3f}') for module, count in flops.items() if count]
+  rows += [('all modules', '', f'{sum(flops.values()) / 1e6:,.3f}')]
+  first, second, third = (max(map(len, column)) for column in zip(*rows, strict=True))
+  return '\n'.join(f'{a:<{first}}  {b:<{second}}  {c:>{third}}'.rstrip() for a, b, c in rows)

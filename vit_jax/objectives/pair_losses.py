@@ -32,9 +32,9 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from vit_jax.config.schema import PairForm, PairLoss
-from vit_jax.core.numerics import BATCH_AXES
+from vit_jax.core.numerics import BATCH_AXES, dividing
 from vit_jax.core.types import Array, Mean
-from vit_jax.models.kernels import shards
+from vit_jax.parallel import kernels
 
 AXES = (*BATCH_AXES, 'tensor')
 """Axes of the mesh that may split the rows, in the order of a ring."""
@@ -94,7 +94,7 @@ def split(rows: int) -> tuple[tuple[str, ...], int]:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return (), 1
-  axes = next((found for axes in (AXES, BATCH_AXES) if (found := shards.dividing(mesh, axes, rows))), ())
+  axes = next((found for axes in (AXES, BATCH_AXES) if (found := dividing(mesh, axes, rows))), ())
   axes = tuple(axis for axis in axes if mesh.shape[axis] > 1)
   return axes, math.prod(mesh.shape[axis] for axis in axes)
 
@@ -103,7 +103,7 @@ def choose(rows: int, size: int, form: PairForm) -> PairForm:
   """Returns the form for a batch of so many rows on `size` devices, and logs it."""
   if form is PairForm.AUTO:
     form = PairForm.MATRIX if 4 * rows * rows // size <= MATRIX_BYTES else PairForm.RING
-  shards.log_once(f'Loss over {rows:,} x {rows:,} pairs on {size} devices: {describe(rows, size, form)}.')
+  kernels.log_once(f'Loss over {rows:,} x {rows:,} pairs on {size} devices: {describe(rows, size, form)}.')
   return form
 
 

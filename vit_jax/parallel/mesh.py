@@ -18,10 +18,11 @@ from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike
 
-from vit_jax.config import layout, schema
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import BATCH_AXES
 from vit_jax.core.types import Shard
+from vit_jax.parallel import layout
 
 AXES = ('data', 'fsdp', 'tensor')
 
@@ -32,7 +33,7 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
   Raises:
     UserError: the product of the sizes is not the number of devices, or the number of slices does not divide `data`.
   """
-  sizes = [getattr(config, axis) or 1 for axis in AXES]  # 1 in place of a 0 that `config/layout.py` has not replaced
+  sizes = [getattr(config, axis) or 1 for axis in AXES]  # 1 in place of a 0 that `parallel/layout.py` has not replaced
   fixed = math.prod(size for size in sizes if size != -1)
   if -1 in sizes and num_devices % fixed == 0:
     sizes[sizes.index(-1)] = num_devices // fixed
@@ -54,7 +55,7 @@ def count_slices(devices: Sequence[jax.Device]) -> int:
 
 
 def find_hardware(slices: int) -> layout.Hardware:
-  """Returns a description of the devices of this run for `config/layout.py`, which is equal on every process.
+  """Returns a description of the devices of this run for `parallel/layout.py`, which is equal on every process.
 
   Args:
     slices: the number of slices that have the devices; 0 = the function counts the slices.

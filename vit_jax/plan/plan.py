@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from vit_jax.config import elastic, layout, schema
+from vit_jax.config import schema
 from vit_jax.core import failures, trees
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.jobs import build
+from vit_jax.parallel import elastic, layout, sharding
 from vit_jax.parallel import mesh as meshes
-from vit_jax.parallel import sharding
 from vit_jax.plan import compile, compiled, quick, topologies
 from vit_jax.record import console
 from vit_jax.train import step as steps

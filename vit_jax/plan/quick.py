@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vit_jax.config import layout, schema
+from vit_jax.config import schema
+from vit_jax.parallel import layout
 from vit_jax.plan import compile
 
 DEPTHS = (2, 4)

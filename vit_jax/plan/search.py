@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
-from vit_jax.config import layout, schema
+from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
+from vit_jax.parallel import layout
 from vit_jax.plan import plan as plans
 from vit_jax.plan import table
 from vit_jax.record import console

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.config import layout, schema
+from vit_jax.config import schema
 from vit_jax.core import trees
+from vit_jax.parallel import layout
 from vit_jax.plan import compile, compiled, gpu_kernels, quick, schedule, warn
 from vit_jax.plan import plan as plans
 

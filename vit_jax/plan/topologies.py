@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vit_jax.config import layout, schema
+from vit_jax.config import schema
 from vit_jax.core import extras, globs
 from vit_jax.core.errors import UserError
-from vit_jax.parallel import xla_flags
+from vit_jax.parallel import layout, xla_flags
 from vit_jax.plan import cards
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Topology(NamedTuple):
 
   @property
   def hardware(self) -> layout.Hardware:
-    """As `config/layout.py` needs it to be described."""
+    """As `parallel/layout.py` needs it to be described."""
     counts = {num_chips(grid) * _DEVICES_A_CHIP.get(self.kind, 1) for grid in GRIDS.get(self.kind, ())}
     return layout.Hardware(self.kind, self.chip.platform, self.num_devices, self.chip.hbm_gib, self.slices,
                            tuple(sorted(counts)), self.chip.capability)

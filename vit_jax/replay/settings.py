@@ -10,7 +10,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.config import describe, engine, layout, schema
+from vit_jax.config import describe, engine, schema
+from vit_jax.parallel import layout
 from vit_jax.record import checkpoint_files
 from vit_jax.replay import inputs
 

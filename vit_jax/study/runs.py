@@ -17,10 +17,11 @@ import subprocess
 import sys
 from typing import IO, NamedTuple
 
-from vit_jax.config import engine, layout, schema
+from vit_jax.config import engine, schema
 from vit_jax.core import documents, failures, files, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import resume
+from vit_jax.parallel import layout
 from vit_jax.record import reader, run_directory
 from vit_jax.train import hooks
 

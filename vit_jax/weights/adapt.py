@@ -15,7 +15,7 @@ from vit_jax.config.schema.data import RGB
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params, PyTree
-from vit_jax.models import mixer
+from vit_jax.models.rivals import mixer
 from vit_jax.weights import infer, resize, tables
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.network import Line, Report, Weights, describe, setting

@@ -16,7 +16,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import LastNorm, QkvBias
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.models import efficientnet
+from vit_jax.models.rivals import efficientnet
 from vit_jax.recipes import sizes
 from vit_jax.weights.hints import OWN_GRID, POOLS, Hints
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.config import engine, layout, provenance, schema
+from vit_jax.config import engine, provenance, schema
 from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core import lazy, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.failures import Damaged
 from vit_jax.core.types import Params, PyTree
 from vit_jax.models import adapters
+from vit_jax.parallel import layout
 from vit_jax.parallel.sharding import FROZEN
 from vit_jax.record import checkpoint_files, storage
 

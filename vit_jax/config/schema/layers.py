@@ -62,7 +62,7 @@ class Execution(enum.Enum):
   """How the stacked blocks are run; the parameters are the same."""
   SCAN = 'scan'          # compiles fastest
   UNROLLED = 'unrolled'  # runs fastest
-  AUTO = 'auto'          # chosen from the hardware (config/layout.py); a network built without that is unrolled
+  AUTO = 'auto'          # chosen from the hardware (parallel/layout.py); a network built without that is unrolled
 
 
 class Remat(enum.Enum):
@@ -72,7 +72,7 @@ class Remat(enum.Enum):
   QKV = 'qkv'      # save query, key, value and MLP pre-activation
   MLP = 'mlp'      # save the MLP pre-activation only
   FULL = 'full'    # save nothing but the block's input
-  AUTO = 'auto'    # chosen from the hardware (config/layout.py); a network built without that saves everything
+  AUTO = 'auto'    # chosen from the hardware (parallel/layout.py); a network built without that saves everything
 
   @property
   def saves_everything(self) -> bool:
@@ -102,7 +102,7 @@ class AttentionKernel(enum.Enum):
   CUDNN = 'cudnn'    # cuDNN's: NVIDIA GPUs from Ampere on, bf16, heads 8 to 128 wide in steps of 8 (to 256 from Hopper)
   FUSED = 'fused'    # `models/kernels/fused_attention.py`: TPUs from v4 on, heads of 64 to 128; else XLA's
   AUTO = 'auto'      # fused on TPUs from v4 on, cudnn on GPUs that have it for the network, else xla
-                     # (config/layout.py); a network built without that uses xla
+                     # (parallel/layout.py); a network built without that uses xla
 
   @property
   def platform(self) -> str:
@@ -114,7 +114,7 @@ class MlpKernel(enum.Enum):
   """What computes the MLP of blocks in training, evaluation and benchmarks."""
   XLA = 'xla'      # everywhere
   FUSED = 'fused'  # `models/kernels/fused_mlp.py`: TPU v5e and v6e; XLA's where it does not apply
-  AUTO = 'auto'    # fused on TPU v6e, else xla (config/layout.py); a network built without that uses xla
+  AUTO = 'auto'    # fused on TPU v6e, else xla (parallel/layout.py); a network built without that uses xla
 
 
 BLOCK_REMATS = (Remat.NONE, Remat.NAMES, Remat.QKV, Remat.MLP, Remat.FULL)

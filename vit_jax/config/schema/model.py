@@ -28,7 +28,7 @@ class _Convolutions(checks.Settings):
 @dataclasses.dataclass
 class ResNet(_Convolutions):
   """BiT: ResNet-v2 with GroupNorm and weight standardization (arXiv 1912.11370). By name: `sizes.resnet('R50x1')`."""
-  implementation: ClassVar[str] = 'vit_jax.models.resnet:build'
+  implementation: ClassVar[str] = 'vit_jax.models.rivals.resnet:ResNet'
   layers: tuple[int, ...] = ranged((3, 4, 6, 3), Range(1, 1000))  # bottleneck units a stage
   width: int = ranged(64, COUNT)                # channels of the root; stage i from 0 gives width * 4 * 2^i
   var_eps: float = ranged(1e-10, NOT_NEGATIVE)  # added to the variance of a kernel, under the root (timm: 1e-8)
@@ -46,7 +46,7 @@ class ResNet(_Convolutions):
 @dataclasses.dataclass
 class Mixer(checks.Settings):
   """MLP-Mixer (arXiv 2105.01601). By name: `sizes.mixer('B/16')`."""
-  implementation: ClassVar[str] = 'vit_jax.models.mixer:build'
+  implementation: ClassVar[str] = 'vit_jax.models.rivals.mixer:Mixer'
   patch: int = ranged(16, PX)              # px
   width: int = ranged(768, COUNT)  # channels of a token
   depth: int = ranged(12, Range(1, 10_000))  # number of blocks
@@ -71,7 +71,7 @@ class Mixer(checks.Settings):
 @dataclasses.dataclass
 class EfficientNet(_Convolutions):
   """EfficientNet (arXiv 1905.11946) as its authors' weights have it. By name: `sizes.efficientnet('B0')`."""
-  implementation: ClassVar[str] = 'vit_jax.models.efficientnet:build'
+  implementation: ClassVar[str] = 'vit_jax.models.rivals.efficientnet:EfficientNet'
   width_factor: float = ranged(1., Range(0, 100, above=True))  # of channels, which are rounded to multiples of 8
   depth_factor: float = ranged(1., Range(0, 100, above=True))  # of repeated blocks, rounded up
   dropout: float = ranged(0., BELOW_1)  # of the pooled features
@@ -86,7 +86,7 @@ class EfficientNet(_Convolutions):
 @dataclasses.dataclass
 class AxialResNet(_Convolutions):
   """AxialResNet (arXiv 2003.07853): axial attention in place of 3 x 3 convolutions. By name: `Axial-ResNet50-S`."""
-  implementation: ClassVar[str] = 'vit_jax.models.axial_resnet:build'
+  implementation: ClassVar[str] = 'vit_jax.models.rivals.axial_resnet:AxialResNet'
   layers: tuple[int, ...] = ranged((3, 4, 6, 3), Range(1, 1000))  # units a stage
   width: int = ranged(32, COUNT)  # channels of the root; stage i from 0 returns width * 4 * 2^i
   heads: int = ranged(8, COUNT)  # attention heads

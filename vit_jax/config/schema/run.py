@@ -144,7 +144,7 @@ class Checkpoints(Settings):
 
 @dataclasses.dataclass
 class Mesh(Settings):
-  """Devices as a grid. -1, at most once, takes the rest; 0 = auto, chosen by the rules of `config/layout.py`."""
+  """Devices as a grid. -1, at most once, takes the rest; 0 = auto, chosen by the rules of `parallel/layout.py`."""
   data: int = ranged(-1, MESH)            # splits the batch
   fsdp: int = ranged(0, MESH_OR_AUTO)     # splits the batch, parameters and optimizer state
   tensor: int = ranged(0, MESH_OR_AUTO)   # splits heads, MLP and classes

@@ -43,7 +43,7 @@ class Attention(Part):
   implementation: ClassVar[str] = 'vit_jax.models.vit.attention:Attention'
 
   def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
-    """Yields limits of kernels for one kind of device; `models/kernels/attend_kernels.py` has those of devices."""
+    """Yields limits of kernels for one kind of device; `models/kernels/forms.py` has those of devices."""
     if not self.kernel.platform:
       return
     width, advice = model.width // model.heads, f'Set {own}.kernel=xla.'

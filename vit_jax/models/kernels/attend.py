@@ -1,9 +1,9 @@
-"""The weighted sum of attention (ViT paper, Appendix A, eqs. 6 and 7), in a plain form and in a fast one.
+"""The weighted sum of attention (ViT paper, Appendix A, eqs. 6 and 7): a plain form, fast ones, and their choice.
 
-Both compute the same; the second is the one in use where the weights themselves are not needed. It differs in that
-weights are kept before they are divided by their sum, in the compute dtype, and that its gradient is written by hand:
-it needs the weights, the result and the sums, and `sum_k p dp = sum_k o do`. What else differs is chosen when a
-program is lowered for a platform:
+All compute the same; `attend` chooses the one in use where the weights themselves are not needed. XLA's fast form,
+`xla_attend`, runs everywhere. It differs from the plain one in that weights are kept before they are divided by their
+sum, in the compute dtype, and that its gradient is written by hand: it needs the weights, the result and the sums, and
+`sum_k p dp = sum_k o do`. What else differs is chosen when a program is lowered for a platform:
 
   CPU: heads before tokens, so that each product is one of plain matrices.
   elsewhere, found by reading the compiled programs of a TPU: logits lie keys first, `[B, A, M, Q]`, so that products of
@@ -13,23 +13,45 @@ program is lowered for a platform:
     own. Each product then computes the weights while it reads the logits, and no pass over memory writes them. On v4
     and v5e that gains nothing (BENCHMARKS.md).
 
+Two kernels are written for one kind of device:
+
+  cudnn: the fused kernel of cuDNN, for NVIDIA GPUs. It works on an even number of tokens, but not on `n · 128 + 64`.
+  fused: the project's kernel in Pallas (`fused_attention.py`), for TPUs from v4 on. It works on whole images.
+
+Neither keeps the weights for the backward pass: both compute them again, cuDNN from what softmax divided by. With
+`Remat.NAMES` fused saves its result; what cuDNN would save has no name, so its forward pass runs twice. XLA cannot
+partition a kernel for several devices, so that each device runs it on its own images and heads.
+
 Knows nothing of parameters, positions or dropout.
 """
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from math import prod
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.typing import DTypeLike
 
+from vit_jax.config import schema
+from vit_jax.config.schema import AttentionKernel
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
+from vit_jax.models.kernels import fused_attention
+from vit_jax.models.kernels.fused_attention import LANES
+from vit_jax.parallel import kernels
 
 Saved = tuple[Array, ...]
 """Query, key, value, and what `_keys_first` gives; on a CPU what `_heads_first` gives, which has the same shapes. Or
 what `_logits_first` gives, which is one array more."""
 KEEPS_LOGITS = 'TPU v6'
 """Kind of the devices that keep logits and not weights."""
+HEAD_AXES = ('tensor',)
+"""Mesh axes that heads are split over."""
 
 
 def attention_weights(query: Array, key: Array, *, relative: Array | None = None) -> Array:
@@ -60,7 +82,7 @@ def plain_attend(query: Array, key: Array, value: Array) -> Array:
 
 
 @jax.custom_vjp
-def attend(query: Array, key: Array, value: Array) -> Array:
+def xla_attend(query: Array, key: Array, value: Array) -> Array:
   """Equal to `plain_attend` up to rounding; reverse-mode differentiation only.
 
   Products accumulate in f32; logits, weights and their sum are rounded to the compute dtype. The result is named
@@ -178,4 +200,119 @@ def scaled(x: Array) -> Array:
   return (x.astype(jnp.float32) * x.shape[-1] ** -.5).astype(x.dtype)
 
 
-attend.defvjp(_forward, _backward)
+xla_attend.defvjp(_forward, _backward)
+
+
+_xla_traced_once = jax.jit(xla_attend, inline=True)  # for each shape and mesh
+
+
+def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel, num_keys: int = 0) -> Array:
+  """Equal to `plain_attend` of the first `num_keys` keys up to rounding; reverse-mode differentiation only.
+
+  A kernel is used where the current mesh is of devices that it is for. Elsewhere, and without a mesh, as for single
+  images, exported networks and initial parameters, XLA's form is used.
+  """
+  assert num_keys in (0, key.shape[1]) or padded_tokens(kernel, num_keys) == key.shape[1], (kernel, num_keys, key.shape)
+  is_for_mesh = bool(kernel.platform) and numerics.mesh_platform() == kernel.platform
+  if is_for_mesh and kernel is AttentionKernel.CUDNN:
+    if not (wrong_text := kernels.half_tile_problem(key.shape[1])):
+      return on_each_device(functools.partial(cudnn, num_keys=num_keys), query, key, value)
+    kernels.log_once(f'attention.kernel=cudnn does not apply, and XLA computes attention: {wrong_text}.')
+  elif is_for_mesh:
+    shape = fused_attention.Shape(*query.shape[1:])
+    if key.shape == query.shape and is_fused(kernel, shape, query.dtype):
+      flat = tuple(x.reshape(*x.shape[:2], -1) for x in (query, key, value))
+      biases = jnp.zeros((3, flat[0].shape[2]), query.dtype)
+      return attend_projected(flat, biases, heads=shape.heads).reshape(query.shape)
+  return _xla_traced_once(query, key, value)
+
+
+def is_fused(kernel: AttentionKernel, shape: fused_attention.Shape, dtype: DTypeLike) -> bool:
+  """Whether the fused kernel is chosen, and runs on the devices of the current mesh."""
+  if kernel is not AttentionKernel.FUSED or numerics.mesh_platform() != kernel.platform:
+    return False
+  mesh, itemsize = jax.sharding.get_abstract_mesh(), jnp.dtype(dtype).itemsize
+  wrong_text = fused_problem(mesh, shape, itemsize)
+  if wrong_text and not fused_problem(mesh, shape._replace(tokens=1), itemsize):  # others `forms.check_devices` logs
+    kernels.log_once('attention.kernel=fused does not apply, and XLA computes attention, as with kernel=xla: '
+                     f'{wrong_text}.')
+  return not wrong_text
+
+
+def fused_vmem_bytes(mesh: Mesh | AbstractMesh) -> int:
+  """On-chip memory of a mesh's TPUs that the fused kernel may use."""
+  device = mesh.abstract_mesh.abstract_device
+  is_small = device is None or 'v4' in device.device_kind.lower()
+  return fused_attention.SMALL_VMEM if is_small else fused_attention.LARGE_VMEM
+
+
+def fused_problem(mesh: Mesh | AbstractMesh, shape: fused_attention.Shape, itemsize: int) -> str:
+  """What the fused kernel needs and does not have, on TPUs of a mesh; '' if it runs there."""
+  device = mesh.abstract_mesh.abstract_device
+  kind = device.device_kind if device else ''
+  places = prod(mesh.shape[axis] for axis in HEAD_AXES if axis in mesh.axis_names)
+  own = shape._replace(heads=shape.heads // places) if shape.heads % places == 0 else shape
+  need = own.vmem_bytes(itemsize)
+  if wrong_text := kernels.fused_heads_problem(shape.channels, kind):
+    return wrong_text
+  if own.heads * own.channels % LANES:
+    return f'{own.heads} heads of {own.channels} channels on a device do not fill tiles of {LANES}'
+  if need > fused_vmem_bytes(mesh):
+    return f'{shape.tokens} tokens need {need / 2**20:.0f} MiB on the chip, more than {kind} has'
+  return ''
+
+
+def attend_projected(inputs: tuple[Array, ...], biases: Array, *, heads: int) -> Array:
+  """`fused_attention.attend` of the images and heads of each device; `inputs`: query, key, value, all `[B, N, D]`."""
+  mesh, (query, key, value) = jax.sharding.get_abstract_mesh(), inputs
+  images = numerics.dividing(mesh, numerics.BATCH_AXES, query.shape[0])
+  own = numerics.dividing(mesh, HEAD_AXES, heads)
+  spec, places = PartitionSpec(images, None, own), prod(mesh.shape[axis] for axis in own or ())
+  vmem_bytes = fused_vmem_bytes(mesh)
+
+  def form(query: Array, key: Array, value: Array, biases: Array) -> Array:
+    return fused_attention.attend(query, key, value, biases, heads // places, vmem_bytes)
+
+  return jax.shard_map(form, in_specs=(spec,) * 3 + (PartitionSpec(None, own),), out_specs=spec,
+                       check_vma=False)(query, key, value, biases)
+
+
+def padded_tokens(kernel: AttentionKernel, num_tokens: int) -> int:
+  """Number of tokens with those that fill them up for a kernel on the devices of the current mesh."""
+  is_used = kernel is AttentionKernel.CUDNN and numerics.mesh_platform() == kernel.platform
+  return num_tokens + (num_tokens % 2 if is_used and not kernels.half_tile_problem(num_tokens) else 0)
+
+
+def cudnn(query: Array, key: Array, value: Array, *, num_keys: int = 0) -> Array:
+  """`[B, Q, A, K]` queries to `[B, M, A, K]` keys and values, bf16, on one GPU; `[B, Q, A, K]`.
+
+  jax 0.10.2 refuses the gradient for odd numbers of tokens (197 with the class token), which cuDNN itself does not: it
+  mistakes a placeholder for a bias. They are made even; the kernel gets the number of keys that count. The gradients of
+  the other keys and values are zero.
+
+  Args:
+    query, key, value: of the images and heads of one GPU.
+    num_keys: the first so many keys count; 0 = all of them.
+  """
+  num_images, num_queries, num_keys = query.shape[0], query.shape[1], num_keys or key.shape[1]
+  lengths = None if num_keys == key.shape[1] and num_keys % 2 == 0 else jnp.full(num_images, num_keys, jnp.int32)
+  even = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (query, key, value))
+  mixed_BQAK = jax.nn.dot_product_attention(*even, key_value_seq_lengths=lengths, implementation='cudnn')
+  return mixed_BQAK[:, :num_queries]
+
+
+def on_each_device(form: Callable[[Array, Array, Array], Array], query: Array, key: Array, value: Array) -> Array:
+  """`form` of the images and heads that each device of the current mesh holds.
+
+  An axis of the mesh that does not divide them is left out: all its devices then compute the same.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  spec = PartitionSpec(numerics.dividing(mesh, numerics.BATCH_AXES, query.shape[0]), None,
+                       numerics.dividing(mesh, HEAD_AXES, query.shape[2]), None)
+  return jax.shard_map(form, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)(query, key, value)
+
+
+def unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
+  """Why the fused kernel does not compute attention in training; '' if it does. Of tokens only the images are known."""
+  wrong_text = kernels.unfused_attention(model)
+  return wrong_text or fused_problem(mesh, fused_attention.Shape(1, model.heads, model.width // model.heads), 2)

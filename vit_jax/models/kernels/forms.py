@@ -6,15 +6,23 @@ them `jax.jvp`, `jax.linearize` and Hessian-vector products work through a compl
 """
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, Mesh
 
-from vit_jax.config.schema import AttentionKernel, Kernels, Quantize
+from vit_jax.config import schema
+from vit_jax.config.schema import AttentionKernel, Kernels, MlpKernel, Quantize, checks
+from vit_jax.config.schema.vit import OLD_CUDNN_WIDTH
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
-from vit_jax.models.kernels import attend, attend_kernels, dense, depthwise, norm_act, quantized
+from vit_jax.models.kernels import attend, dense, fused_mlp, norm_act
+from vit_jax.parallel.kernels import HOPPER, LEAST_CAPABILITY
+
+log = logging.getLogger('vit_jax.models')
 
 
 class Forms(NamedTuple):
@@ -27,7 +35,6 @@ class Forms(NamedTuple):
   shared: Callable[..., tuple[Array, ...]]
   layer_norm: Callable[..., Array]
   gelu: Callable[..., Array]
-  depthwise: Callable[..., Array]
   attend: Callable[..., Array]
 
 
@@ -43,24 +50,66 @@ def _once(form: Callable[..., Array], *static: int) -> Callable[..., Array]:
 
 _FAST_DENSE, _PLAIN_DENSE = _once(dense.dense), _once(dense.plain_dense)
 FAST = Forms(_FAST_DENSE, _FAST_DENSE, dense.shared, _once(norm_act.layer_norm, 3), _once(norm_act.gelu, 1),
-             _once(depthwise.depthwise, 2, 3), attend_kernels.attend)
+             attend.attend)
 PLAIN = Forms(_PLAIN_DENSE, _PLAIN_DENSE, dense.plain_shared, _once(norm_act.plain_layer_norm, 3),
-              _once(norm_act.plain_gelu, 1), depthwise.plain_depthwise, _plain_attend)
+              _once(norm_act.plain_gelu, 1), _plain_attend)
 
 
 def _quantized(how: Quantize) -> Forms:
   """The fast forms with quantized products; `dense` is a function of its own, as a trace is kept for each function."""
 
   def form(x: Array, kernel: Array, bias: Array) -> Array:
-    return quantized.dense(x, kernel, bias, how)
+    return dense.quantized_dense(x, kernel, bias, how)
 
   return FAST._replace(dense=_once(form))
 
 
-QUANTIZED = {how: _quantized(how) for how in quantized.NARROW}
+QUANTIZED = {how: _quantized(how) for how in dense.NARROW}
 
 
 def select(kernels: Kernels, quantize: Quantize = Quantize.NONE) -> Forms:
   """The forms that a network with these settings computes with; only the fast ones can be quantized."""
   assert kernels is Kernels.FAST or quantize is Quantize.NONE, (kernels, quantize)
   return QUANTIZED.get(quantize) or {Kernels.FAST: FAST, Kernels.PLAIN: PLAIN}[kernels]
+
+
+def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) -> None:
+  """Makes sure that the devices run the kernels of a model, or logs that XLA's forms run in their place.
+
+  `name` is the dotted path of the model in its config.
+
+  Raises:
+    UserError: the attention kernel is for such devices, but not for these.
+  """
+  device = mesh.abstract_mesh.abstract_device
+  if not isinstance(model, schema.ViT) or device is None:
+    return
+  kernel, kind = model.attention.kernel, device.device_kind
+  if kernel.platform and device.platform != kernel.platform:
+    log.info('%s.attention.kernel=%s is for %ss; on %s XLA computes attention, as with kernel=xla.', name, kernel.value,
+             kernel.platform.upper(), kind)
+  elif kernel is AttentionKernel.FUSED and (wrong_text := attend.unfused(model, mesh)):
+    log.info('%s.attention.kernel=fused does not apply, and XLA computes attention, as with kernel=xla: %s.', name,
+             wrong_text)
+  elif kernel is AttentionKernel.CUDNN:
+    found = getattr(mesh.devices.flat[0], 'compute_capability', '') if isinstance(mesh, Mesh) else ''
+    capability = float(found) if found.replace('.', '', 1).isdecimal() else float('inf')
+    if wrong_text := _cudnn_problem(name, model, kind, capability):
+      raise UserError(wrong_text)
+  if model.mlp.kernel is MlpKernel.FUSED and device.platform != fused_mlp.PLATFORM:
+    log.info('%s.mlp.kernel=fused is for TPUs; on %s XLA computes the MLP, as with kernel=xla.', name, kind)
+  elif model.mlp.kernel is MlpKernel.FUSED and (wrong_text := fused_mlp.unfused(model, mesh)):
+    log.info('%s.mlp.kernel=fused does not apply, and XLA computes the MLP, as with kernel=xla: %s.', name, wrong_text)
+
+
+def _cudnn_problem(name: str, model: schema.ViT, kind: str, capability: float) -> str:
+  """Returns why a GPU of this kind and compute capability (infinite = not known) does not run cuDNN; '' if it does."""
+  own, width = f'{name}.attention.kernel', model.width // model.heads
+  if capability < LEAST_CAPABILITY:
+    expected = f'xla on {kind}, as cuDNN needs compute capability {LEAST_CAPABILITY} (Ampere), not {capability:.1f}'
+  elif capability < HOPPER and width > OLD_CUDNN_WIDTH:
+    expected = (f'xla on {kind} for heads of more than {OLD_CUDNN_WIDTH} channels (width={model.width} and '
+                f'heads={model.heads} give {width}), which cuDNN supports from compute capability {HOPPER} on')
+  else:
+    return ''
+  return checks.problem(own, expected, model.attention.kernel, f'Set {own}=xla.')

@@ -27,7 +27,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.core import lazy
 from vit_jax.core.types import Array
-from vit_jax.models.kernels.tiles import LANES, ROWS, dot, padded
 
 if TYPE_CHECKING:
   from jax.experimental import pallas as pl
@@ -35,6 +34,10 @@ if TYPE_CHECKING:
 else:
   pl, pltpu = lazy.Module('jax.experimental.pallas'), lazy.Module('jax.experimental.pallas.tpu')
 
+# LANES, ROWS, `padded` and `dot` are for every Pallas kernel for TPUs: tiles of on-chip memory, and a product.
+LANES = 128
+ROWS = 16
+"""Rows in a tile of bf16, and a multiple of those in one of f32."""
 CORES = 2
 """Parts of the grid that a chip with two cores runs side by side; others run them one after the other."""
 FORWARD_GROUP, BACKWARD_GROUP = 4, 8
@@ -46,6 +49,17 @@ SMALL_VMEM = 14 * 2**20
 """On-chip memory that every TPU gives to a kernel by default, less what the compiler needs; all that v4 has."""
 LARGE_VMEM = 64 * 2**20
 """What v5e, v5p and v6e give if a kernel asks for it."""
+
+
+def padded(size: int, multiple: int) -> int:
+  """The least multiple that is not smaller."""
+  return -(-size // multiple) * multiple
+
+
+def dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
+  """The product over axis `of_a` of `a` and `of_b` of `b`, f32."""
+  exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  return lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), precision=exact, preferred_element_type=jnp.float32)
 
 
 class Shape(NamedTuple):

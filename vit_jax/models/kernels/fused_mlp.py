@@ -8,7 +8,9 @@ them with; here they are computed for one part of the hidden width at a time, be
 Tokens of several images are joined into rows on the chip, as the number of tokens of an image rarely fills tiles, and
 never the 256 rows of the matrix unit that a sum over tokens takes at a time.
 
-Activation, slope and sums are in f32; products take the compute dtype. Knows nothing of parameters or dropout.
+XLA cannot partition a kernel for several devices, so that each device runs it on its own images (`mlp_on_mesh`), where
+it is chosen and applies (`is_fused`, `model.mlp.kernel`). Activation, slope and sums are in f32; products take the
+compute dtype. Knows nothing of parameters or dropout.
 """
 from __future__ import annotations
 
@@ -21,12 +23,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.typing import DTypeLike
 
-from vit_jax.config.schema import Gelu
-from vit_jax.core import lazy
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, MlpKernel
+from vit_jax.core import lazy, numerics
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import norm_act
-from vit_jax.models.kernels.tiles import LANES, ROWS, dot, padded
+from vit_jax.models.kernels.fused_attention import LANES, ROWS, dot, padded
+from vit_jax.parallel import kernels
 
 if TYPE_CHECKING:
   from jax.experimental import pallas as pl
@@ -40,6 +46,11 @@ PART = 512
 """Most entries of the hidden width that are computed together."""
 VMEM = 112 * 2**20
 """On-chip memory that the kernels may use: that of v5e and v6e, less what the compiler needs."""
+PLATFORM = 'tpu'
+UNSPLIT = ('tensor',)
+"""Mesh axes that the hidden width is split over, which the kernel does not support."""
+SHARDS = 'fsdp'
+"""Mesh axis that splits both kernels along the width of the network (`parallel/sharding.py`)."""
 
 
 class Shape(NamedTuple):
@@ -234,3 +245,62 @@ def _backward(gelu: Gelu, vmem_bytes: int, interpret: bool, saved: tuple[Array, 
 
 
 mlp.defvjp(_forward, _backward)
+
+
+def is_fused(kernel: MlpKernel, shape: tuple[int, ...], hidden: int, dtype: DTypeLike, *, is_adapted: bool) -> bool:
+  """Whether the fused kernel is chosen for an input `[B, N, D]`, and runs on the devices of the current mesh.
+
+  `is_adapted`: whether adapters (LoRA) are added to the products, which the kernel does not do.
+  """
+  if kernel is not MlpKernel.FUSED or numerics.mesh_platform() != PLATFORM or len(shape) != 3:
+    return False
+  wrong_text = 'adapters are added to its products' if is_adapted else problem(
+      jax.sharding.get_abstract_mesh(), shape, hidden, jnp.dtype(dtype).itemsize)
+  if wrong_text:
+    kernels.log_once(f'mlp.kernel=fused does not apply, and XLA computes the MLP, as with kernel=xla: {wrong_text}.')
+  return not wrong_text
+
+
+def problem(mesh: Mesh | AbstractMesh, shape: tuple[int, ...], hidden: int, itemsize: int) -> str:
+  """What the fused kernel needs and does not have, on TPUs of a mesh; '' if it runs there."""
+  device = mesh.abstract_mesh.abstract_device
+  kind = device.device_kind if device else ''
+  places = math.prod(mesh.shape[axis] for axis in UNSPLIT if axis in mesh.axis_names)
+  images, tokens, width = shape
+  need = Shape(images, tokens, width, hidden).vmem_bytes(itemsize)
+  if wrong_text := kernels.mlp_chip_problem(kind):
+    return wrong_text
+  if places > 1:
+    return f'the mesh splits the hidden width over {places} devices (tensor={places})'
+  if width % LANES or hidden % LANES:
+    return f'widths of {width} and {hidden} do not fill tiles of {LANES}'
+  if need > VMEM:
+    return (f'widths of {width} and {hidden} need {need / 2**20:.0f} MiB on the chip for an image of {tokens} '
+            f'tokens, more than {VMEM / 2**20:.0f}')
+  return ''
+
+
+def mlp_on_mesh(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array, gelu: Gelu) -> Array:
+  """`mlp` of the images that each device holds, with all of both kernels of the MLP.
+
+  Where `fsdp` splits these, their shards are gathered beside the kernel, so that what becomes of the gather in the
+  backward pass is a scatter of gradients; given whole, they would be summed whole.
+  """
+  mesh, whole = jax.sharding.get_abstract_mesh(), PartitionSpec()
+  images = PartitionSpec(numerics.dividing(mesh, numerics.BATCH_AXES, x.shape[0]))
+  shards = numerics.dividing(mesh, (SHARDS,), x.shape[-1])
+  rows, columns = PartitionSpec(shards), PartitionSpec(None, shards)
+
+  def form(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array) -> Array:
+    if shards:
+      kernel1 = jax.lax.all_gather(kernel1, SHARDS, axis=0, tiled=True)
+      kernel2 = jax.lax.all_gather(kernel2, SHARDS, axis=1, tiled=True)
+    return mlp(x, kernel1, bias1, kernel2, bias2, gelu)
+
+  return jax.shard_map(form, in_specs=(images, rows, whole, columns, whole), out_specs=images,
+                       check_vma=False)(x, kernel1, bias1, kernel2, bias2)
+
+
+def unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
+  """Why the fused kernel does not compute the MLP in training; '' if it does. Of tokens only the images are known."""
+  return kernels.unfused_mlp(model) or problem(mesh, (1, 1, model.width), model.mlp.hidden, 2)

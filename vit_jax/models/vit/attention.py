@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.config.schema import AttentionKernel, QkvBias
 from vit_jax.core.types import Array, Key
 from vit_jax.models.initialization import OfAttention
-from vit_jax.models.kernels import attend_kernels, fused_attention
+from vit_jax.models.kernels import attend, fused_attention
 from vit_jax.models.kernels.attend import attention_weights, combine
 from vit_jax.models.layers import Dense, Projection, dropout
 from vit_jax.models.vit.context import Context
@@ -121,7 +121,7 @@ class Attention(nn.Module, kw_only=True):
     """Whether the fused kernel computes everything from the projections on, which nothing changes in between."""
     shape = fused_attention.Shape(x.size // x.shape[-1] // num_sequences, self.heads, x.shape[-1] // self.heads)
     is_plain = not (self.positions is not None or self.qk_norm or self.inner_norm)
-    return is_plain and memory.shape == x.shape and attend_kernels.is_fused(self.kernel, shape, self.context.dtype)
+    return is_plain and memory.shape == x.shape and attend.is_fused(self.kernel, shape, self.context.dtype)
 
   def _fused(self, sources: tuple[Array, ...], num_sequences: int) -> Array:
     """Attention by the fused kernel, all of whose arrays are `[B, N, D]`; adds the biases and sums their gradients."""
@@ -133,7 +133,7 @@ class Attention(nn.Module, kw_only=True):
                    name=name)(source.reshape(num_sequences, -1, shape[-1]))
         for name, source in zip(('query', 'key', 'value'), sources, strict=True)]
     products, biases = zip(*projections, strict=True)
-    mixed_BND = attend_kernels.attend_projected(products, jnp.stack(biases), heads=self.heads)
+    mixed_BND = attend.attend_projected(products, jnp.stack(biases), heads=self.heads)
     y_BND = Dense(features=shape[-1:], axes=OUT, dtype=dtype, law=self.laws.out, num_batch_dims=2, flat=True,
                   has_bias=self.out_bias, forms=forms, name='out')(mixed_BND.reshape(*mixed_BND.shape[:2], *split))
     return y_BND.reshape(shape)

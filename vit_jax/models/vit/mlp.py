@@ -16,7 +16,7 @@ from vit_jax.config.schema import MlpKernel
 from vit_jax.core.types import Array, Key
 from vit_jax.models import adapters
 from vit_jax.models.initialization import Linear
-from vit_jax.models.kernels import mlp_kernels
+from vit_jax.models.kernels import fused_mlp
 from vit_jax.models.layers import Dense, Weights, dropout
 from vit_jax.models.vit.context import BlockInfo, Context
 
@@ -43,7 +43,7 @@ class Mlp(nn.Module, kw_only=True):
       options = _options(self.context, x, self.bias, self.context.laws.mlp)
       up = Weights(features=(self.hidden,), axes=UP, name='up', **options)(x.shape[-1])
       down = Weights(features=(x.shape[-1],), axes=DOWN, name='down', **options)(self.hidden)
-      return mlp_kernels.mlp(x.astype(self.context.dtype), *up, *down, self.context.gelu)
+      return fused_mlp.mlp_on_mesh(x.astype(self.context.dtype), *up, *down, self.context.gelu)
     up_F = _projected(self, x, 'up', self.context.laws.mlp)
     hidden_F = jax.nn.relu(up_F) if self.context.gelu is None else self.context.forms.gelu(up_F, self.context.gelu)
     return _down(self, hidden_F, x, key)
@@ -53,8 +53,8 @@ class Mlp(nn.Module, kw_only=True):
     is_plain = self.bias and not (self.inner_norm or (self.context.dropout and key is not None))
     layers: list[Any] = [self.get_variable('params', name, {}) for name in ('up', 'down')]
     is_adapted = any(name in layer for layer in layers for name in adapters.USED)
-    return is_plain and mlp_kernels.is_fused(self.kernel, x.shape, self.hidden, self.context.dtype,
-                                             is_adapted=is_adapted)
+    return is_plain and fused_mlp.is_fused(self.kernel, x.shape, self.hidden, self.context.dtype,
+                                           is_adapted=is_adapted)
 
 
 class SwiGlu(nn.Module, kw_only=True):

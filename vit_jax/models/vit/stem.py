@@ -128,7 +128,7 @@ class ResNet(Patches):
   def network(self, *, train: bool) -> nn.Module:
     del train
     assert isinstance(self.model, schema.ViT) and isinstance(self.model.stem, schema.ResNetStem)
-    from vit_jax.models import resnet  # only here: most networks have no stem of convolutions
+    from vit_jax.models.rivals import resnet  # only here: most networks have no stem of convolutions
     remat = Remat.NONE if self.model.remat.saves_everything else Remat.FULL
     return resnet.stem(self.model.stem, dtype=self.context.dtype, remat=remat, forms=self.context.forms)
 

@@ -43,7 +43,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config import check, kernels, schema
+from vit_jax.config import check, schema
 from vit_jax.config.schema import Init, LastNorm, PositionsAt, layers, objective_base
 from vit_jax.config.schema.checks import kind
 from vit_jax.core import implementation, numerics, trees
@@ -52,13 +52,14 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, NativeImages, Params, PyTree
 from vit_jax.models import stack
-from vit_jax.models.kernels import attend_kernels
+from vit_jax.models.kernels import attend
 from vit_jax.models.layers import applied, dropout, initial
 from vit_jax.models.vit import context, mimetic
 from vit_jax.models.vit.context import LOSSES, BlockInfo
 from vit_jax.models.vit.pool import ClassToken
 from vit_jax.models.vit.positions import NoPositions, check_all
 from vit_jax.models.vit.stem import Patches
+from vit_jax.parallel import kernels
 
 TOKENS = (None, 'tokens', None)  # logical axes of learned tokens
 
@@ -305,7 +306,7 @@ class ViT:
                   key: Key | None) -> tuple[Array, PyTree, stack.Sums]:
     """All blocks on joined rows; tokens that fill a sequence up for its kernel are added before and cut off after."""
     num_images, num_tokens, width = x_BMD.shape
-    filled = attend_kernels.padded_tokens(self.settings.attention.kernel, num_tokens)
+    filled = attend.padded_tokens(self.settings.attention.kernel, num_tokens)
     x_RD = jnp.pad(x_BMD, ((0, 0), (0, filled - num_tokens), (0, 0))).reshape(-1, width)
 
     def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> tuple[Array, stack.Sums]:

@@ -15,7 +15,8 @@ from vit_jax.config.schema import DType, Remat
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Params, PyTree
-from vit_jax.models import efficientnet
+from vit_jax.models import backbones, convolution
+from vit_jax.models.rivals import efficientnet
 from vit_jax.recipes import sizes
 
 STILL = dataclasses.replace(EFFICIENTNET, dropout=0., drop_path=0.)
@@ -23,7 +24,7 @@ STILL = dataclasses.replace(EFFICIENTNET, dropout=0., drop_path=0.)
 
 def run(settings: schema.EfficientNet, params: Params, state: PyTree, *, train: bool) -> tuple[Array, Array, PyTree]:
   """Last map, pooled features, new state."""
-  backbone = efficientnet.build(settings, PX)
+  backbone = backbones.build(settings, PX)
 
   def apply(params: Params, state: PyTree, image: Array) -> tuple[Array, Array, PyTree]:
     features, new = backbone.apply(params, state, image, train=train, key=None)
@@ -100,7 +101,7 @@ def test_parameter_paths_and_shapes_are_the_public_format() -> None:
 @pytest.mark.slow(reason='1 s of tracing')
 def test_training_draws_masks_for_the_features_and_for_the_blocks_that_can_be_dropped() -> None:
   params, state = networks.variables(EFFICIENTNET)
-  backbone, image = efficientnet.build(EFFICIENTNET, PX), networks.some_image()
+  backbone, image = backbones.build(EFFICIENTNET, PX), networks.some_image()
   text = str(jax.make_jaxpr(lambda key: backbone.apply(params, state, image, train=True, key=key))(jax.random.key(0)))
   assert text.count('random_bits[') == 2  # masks of one shape are written once
   with pytest.raises(AssertionError, match='needs a key'):
@@ -111,7 +112,7 @@ def test_training_draws_masks_for_the_features_and_for_the_blocks_that_can_be_dr
 def test_dropout_and_stochastic_depth_depend_on_the_key() -> None:
   noisy = dataclasses.replace(EFFICIENTNET, dropout=.3, drop_path=.5)
   params, state = networks.variables(noisy)
-  backbone, image = efficientnet.build(noisy, PX), networks.some_image()
+  backbone, image = backbones.build(noisy, PX), networks.some_image()
 
   @jax.jit
   def tokens_and_pooled(key: Array) -> tuple[Array, Array]:
@@ -131,7 +132,7 @@ def test_recomputing_blocks_changes_neither_gradient_nor_statistics() -> None:
   params, state = networks.variables(STILL)
 
   def gradient(remat: Remat) -> tuple[Params, PyTree]:
-    backbone = efficientnet.build(dataclasses.replace(STILL, remat=remat), PX)
+    backbone = backbones.build(dataclasses.replace(STILL, remat=remat), PX)
 
     def loss(params: Params) -> tuple[Array, PyTree]:
       features, new = backbone.apply(params, state, networks.some_image(), train=True, key=None)
@@ -166,7 +167,35 @@ def test_l2_has_the_published_blocks() -> None:
 
 def test_settings_that_do_not_fit_are_all_reported() -> None:
   with pytest.raises(UserError) as error:
-    efficientnet.build(schema.EfficientNet(width_factor=0., dropout=1., remat=Remat.MLP), PX)
+    backbones.build(schema.EfficientNet(width_factor=0., dropout=1., remat=Remat.MLP), PX)
   assert str(error.value).splitlines() == [
       'model.width_factor: expected more than 0 to 100, got 0.0.', 'model.dropout: expected 0 to below 1, got 1.0.',
       'model.remat: expected none or full for a network of convolutions, got mlp.']
+
+
+@pytest.mark.parametrize('side, stride, size', [(3, 1, (6, 5)), (3, 2, (7, 6)), (5, 2, (6, 9)), (5, 1, (3, 2))])
+def test_depthwise_by_taps_and_as_xla_has_it_give_the_same_and_the_same_gradient(
+    side: int, stride: int, size: tuple[int, int]) -> None:
+  x, kernel = networks.normal(2, *size, 4), networks.normal(side, side, 1, 4, seed=1)
+  pads = convolution.padding(size, side, stride, is_same=True)
+  want = networks.conv(np.asarray(x, np.float64), np.asarray(kernel, np.float64), stride, list(pads))
+  np.testing.assert_allclose(efficientnet.by_taps(x, kernel, stride=stride, pads=pads), want, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(efficientnet.plain_depthwise(x, kernel, stride, pads), want, rtol=1e-4, atol=1e-4)
+  weights = networks.normal(*want.shape, seed=2)
+
+  def gradient(form: object) -> tuple[Array, Array]:
+    return jax.jit(jax.grad(lambda x, k: (form(x, k) * weights).sum(), (0, 1)))(x, kernel)
+
+  own = gradient(lambda x, k: efficientnet.depthwise(x, k, stride, pads))
+  other = gradient(lambda x, k: efficientnet.plain_depthwise(x, k, stride, pads))
+  for a, b in zip(own, other, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_only_a_cpu_gets_the_loop_over_taps() -> None:
+  x, kernel = networks.normal(1, 6, 6, 4), networks.normal(3, 3, 1, 4)
+  traced = jax.jit(lambda x, k: efficientnet.depthwise(x, k, 1, ((1, 1), (1, 1)))).trace(x, kernel)
+  texts = {platform: traced.lower(lowering_platforms=(platform,)).as_text() for platform in ('cpu', 'tpu', 'cuda')}
+  assert 'stablehlo.while' in texts['cpu'] and 'stablehlo.convolution' not in texts['cpu']
+  for platform in ('tpu', 'cuda'):
+    assert 'stablehlo.convolution' in texts[platform] and 'stablehlo.while' not in texts[platform]

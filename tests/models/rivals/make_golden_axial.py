@@ -1,6 +1,6 @@
 """Makes `golden_axial.npz`: what the program of Axial-DeepLab computes with the weights of `weights/drawn.py`.
 
-Run where PyTorch is:  python tests/models/make_golden_axial.py CHECKOUT
+Run where PyTorch is:  python tests/models/rivals/make_golden_axial.py CHECKOUT
 where CHECKOUT holds csrhddlam/axial-deeplab@79088ed. Made with torch 2.13. The network has the program's blocks for
 images of 64 px: its own constructor fixes the sides of the maps for 224 px. The file holds the last map of two images
 in evaluation and in training.
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / 'weights'))
+sys.path.insert(0, str(HERE.parents[1] / 'weights'))
 import drawn  # noqa: E402
 
 LAYERS, SHARE, HEADS, SIDE = (1, 2, 1, 1), .25, 4, 16

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from vit_jax.config import check, engine, files, layout
+from vit_jax.config import check, engine, files
 from vit_jax.config import schema as s
 from vit_jax.jobs import build
+from vit_jax.parallel import layout
 from vit_jax.recipes import sizes
 
 GIB = 2**30

@@ -29,20 +29,102 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax import lax
 from jax.nn import initializers, relu
 from jax.typing import DTypeLike
 
-from vit_jax.config import check, schema
+from vit_jax.config import schema
 from vit_jax.config.schema import Remat
 from vit_jax.config.schema.layers import NORM_GROUPS
 from vit_jax.core.numerics import constrain_batch
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
-from vit_jax.models.convolution import GroupNorm, StdConv, Style, max_pool
+from vit_jax.models.convolution import AXES, MATRIX, convolve, map_features
+from vit_jax.models.initialization import Initializer, lecun_normal, zeros
 from vit_jax.models.kernels.forms import Forms, select
-from vit_jax.models.layers import applied, initial
+from vit_jax.models.layers import applied, initial, param
 
 BIT_NORM_EPS = 1e-5     # big_transfer
 EXPANSION = 4  # channels of a unit's output over those of its 3 x 3 convolution: arXiv 1512.03385, section 4.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+  """Details in which publications differ.
+
+  var_eps: under the root of the standard deviation of a kernel.    std_eps: added to it.
+  norm_eps: of GroupNorm.
+  is_same: padding is SAME; else half of the kernel on both sides.
+  """
+  var_eps: float
+  std_eps: float
+  norm_eps: float
+  is_same: bool
+
+
+def standardized(kernel: Array, *, var_eps: float, std_eps: float) -> Array:
+  """`(w - mean) / (sqrt(var + var_eps) + std_eps)` for each output channel (arXiv 1903.10520, eq. 3).
+
+  Mean and variance (of squares, divided by their number) are over height, width and inputs.
+  """
+  kernel = kernel - kernel.mean((0, 1, 2), keepdims=True)
+  return kernel / (jnp.sqrt(jnp.square(kernel).mean((0, 1, 2), keepdims=True) + var_eps) + std_eps)
+
+
+def group_norm(x: Array, scale: Array, bias: Array, *, groups: int, eps: float) -> Array:
+  """`(x - mean) / sqrt(var + eps) * scale + bias`, mean and variance over all of a group of channels of one image.
+
+  Args:
+    x: `[B, H, W, C]`, any float dtype.
+    scale: `[C]` f32.
+    bias: `[C]` f32.
+    groups: runs of `C / groups` channels.
+    eps: added to the variance, which is the mean of squares.
+
+  Returns:
+    The shape of `x`, f32; all of it is computed in f32.
+  """
+  x_BPGc = x.astype(jnp.float32).reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
+  x_BPGc = x_BPGc - x_BPGc.mean((1, 3), keepdims=True)
+  inverse = lax.rsqrt(jnp.square(x_BPGc).mean((1, 3), keepdims=True) + eps)
+  return (x_BPGc * inverse).reshape(x.shape) * scale[None, None, None] + bias[None, None, None]
+
+
+def max_pool(x: Array, *, style: Style) -> Array:
+  """Maxima of 3 x 3 windows at stride 2; symmetric padding is with zeros, as in BiT, SAME leaves the outside out."""
+  if not style.is_same:
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+  return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1),
+                           'SAME' if style.is_same else 'VALID')
+
+
+class StdConv(nn.Module, kw_only=True):
+  """A convolution whose kernel is standardized, in f32, before it is used."""
+  features: int
+  side: int
+  dtype: DTypeLike
+  style: Style
+  stride: int = 1
+  forms: Forms
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    kernel = param(self, 'kernel', lecun_normal, (self.side, self.side, x.shape[-1], self.features), AXES,
+                   MATRIX)
+    kernel = standardized(kernel, var_eps=self.style.var_eps, std_eps=self.style.std_eps).astype(self.dtype)
+    return convolve(x.astype(self.dtype), kernel, stride=self.stride, is_same=self.style.is_same, forms=self.forms)
+
+
+class GroupNorm(nn.Module, kw_only=True):
+  """`group_norm` with its parameters `scale` and `bias`, both `[C]`; f32 out."""
+  groups: int
+  eps: float
+  scale_init: Initializer = initializers.ones
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    scale = param(self, 'scale', self.scale_init, (x.shape[-1],), ('out',))
+    bias = param(self, 'bias', zeros, (x.shape[-1],), ('out',))
+    return group_norm(x, scale, bias, groups=self.groups, eps=self.eps)
 
 
 class PreActivationUnit(nn.Module, kw_only=True):
@@ -152,8 +234,9 @@ class Network(nn.Module, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class ResNet:
-  """BiT, a `core.contracts.Backbone`; works for images of any size."""
+  """BiT, a `core.contracts.Backbone`; made for images of `image_px`, and works for any size."""
   settings: schema.ResNet
+  image_px: tuple[int, int]
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
     """Parameters, and `{}`; of `image [B, H, W, 3]` only the shape is read."""
@@ -163,10 +246,7 @@ class ResNet:
             key: Key | None) -> tuple[Features, PyTree]:
     """Features (f32) of `image [B, H, W, 3]` f32: the last map, and its mean; and `state` unchanged."""
     del train, key
-    x_BhwD = applied(self._network, params, image)
-    num_images, h, w, width = x_BhwD.shape
-    pooled_BD = constrain_batch(x_BhwD.mean((1, 2)))
-    return Features(x_BhwD.reshape(num_images, h * w, width), pooled_BD, (h, w)), state
+    return map_features(applied(self._network, params, image)), state
 
   @property
   def _network(self) -> Network:
@@ -181,16 +261,6 @@ def stem(settings: schema.ResNetStem, *, dtype: DTypeLike, remat: Remat, forms: 
   style = Style(settings.var_eps, settings.std_eps, settings.norm_eps, is_same=True)
   return Network(layers=settings.layers, width=settings.width, dtype=dtype, style=style, remat=remat, is_hybrid=True,
                  forms=forms)
-
-
-def build(model: schema.ResNet, image_px: tuple[int, int]) -> ResNet:
-  """The backbone of these settings for images of `image_px` (height, width).
-
-  Raises:
-    UserError: lists all settings that do not fit together.
-  """
-  check.check_model(model, image_px)
-  return ResNet(model)
 
 
 def num_channels(layers: tuple[int, ...], width: int) -> int:

@@ -1,15 +1,19 @@
 """Which kernels compute attention and the MLP of a Vision Transformer where the config leaves the choice (`auto`).
 
 `choose` is the one place of this choice, for the layout of a run and for the text that says why. What a kernel supports
-is decided by the functions beside it, which the kernels themselves use too (`models/kernels/`).
+is decided by the functions beside it, which the kernels themselves use too (`models/kernels/`). Imports no jax.
 """
 from __future__ import annotations
 
+import functools
+import logging
 from typing import NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, DType, Kernels, MlpKernel, Quantize
 from vit_jax.config.schema.vit import MOST_CUDNN_WIDTH, OLD_CUDNN_WIDTH
+
+log = logging.getLogger('vit_jax.models')
 
 FUSED_CHANNELS = range(64, 129, 8)
 """Channels of a head that the fused attention kernel is for."""
@@ -55,7 +59,9 @@ def choose(model: schema.Model, *, platform: str, name: str, capability: float =
   if platform == 'tpu':
     unknown = '' if model.dtype is DType.BF16 else (
         f'the times of the fused kernel are known only for bfloat16, not for {model.dtype.value}')
-    why_attention, why_mlp = why_attention or unknown, slow_mlp_problem(name) or why_mlp or unknown
+    slow = '' if 'v6' in name.lower() else (  # on v5e the products alone take nearly as long as XLA's MLP
+        f'the fused kernel is faster than XLA only on TPU v6e, not on {name}')
+    why_attention, why_mlp = why_attention or unknown, slow or why_mlp or unknown
   if model.kernels is not Kernels.FAST:
     why_attention = why_mlp = f'model.kernels={model.kernels.value} is set'
   return Choice(AttentionKernel.XLA if why_attention else attention, MlpKernel.XLA if why_mlp else MlpKernel.FUSED,
@@ -75,7 +81,7 @@ def attention_problem(model: schema.ViT, kernel: AttentionKernel, *, platform: s
     return 'images at their own aspect are padded, and padding needs a mask, which only XLA has'
   match kernel:
     case AttentionKernel.FUSED:
-      return fused_attention_problem(model, name)
+      return fused_heads_problem(model.width // model.heads, name) or unfused_attention(model)
     case AttentionKernel.CUDNN:
       return cudnn_problem(model, capability) or half_tile_problem(num_tokens)
   return unfused_attention(model)
@@ -90,19 +96,6 @@ def mlp_chip_problem(name: str) -> str:
   """Returns why the fused kernel for the MLP does not run on devices of this name; '' if it does."""
   is_known = any(known in name.lower() for names in MLP_CHIPS.values() for known in names)
   return '' if is_known else f'the fused kernel runs only on TPU {" and ".join(MLP_CHIPS)}, not on {name}'
-
-
-def slow_mlp_problem(name: str) -> str:
-  """Returns why the fused kernel for the MLP is not chosen on TPUs of this name; '' if it is.
-
-  It runs on v5e too, where the products alone take nearly as long as XLA's MLP.
-  """
-  return '' if 'v6' in name.lower() else f'the fused kernel is faster than XLA only on TPU v6e, not on {name}'
-
-
-def fused_attention_problem(model: schema.ViT, name: str) -> str:
-  """Returns why the fused kernel does not compute the attention of a model on TPUs of this name; '' if it does."""
-  return fused_heads_problem(model.width // model.heads, name) or unfused_attention(model)
 
 
 def fused_heads_problem(channels: int, name: str) -> str:
@@ -180,3 +173,9 @@ def may_join_rows(model: schema.ViT) -> bool:
   is_plain = (type(model.block) is schema.Plain and type(model.attention) is schema.Attention
               and type(model.mlp) in (schema.Mlp, schema.SwiGlu))
   return is_plain and not model.dropout and not model.attention.dropout
+
+
+@functools.cache
+def log_once(text: str) -> None:
+  """Logs a choice that a program makes while it is traced, and that each block would log again."""
+  log.info('%s', text)

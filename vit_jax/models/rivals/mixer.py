@@ -24,7 +24,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from vit_jax.config import check, schema
+from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, layers
 from vit_jax.core.axes import Names
 from vit_jax.core.errors import UserError
@@ -92,7 +92,7 @@ class Block(nn.Module, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class Mixer:
-  """A Mixer for images of `image_px` (height, width); made by `build`."""
+  """A Mixer for images of `image_px` (height, width)."""
   settings: schema.Mixer
   image_px: tuple[int, int]
 
@@ -179,32 +179,16 @@ def grow(params: Params, grid: tuple[int, int], *, times: tuple[int, int]) -> Pa
     grid: tokens (h, w) of the original size.
     times: number of tiles, (downwards, sideways).
   """
-  tile_N, place_N = _tiles(grid, times)
-  tiles = times[0] * times[1]
+  (h, w), (down, across), tiles = grid, times, times[0] * times[1]
+  y, x = np.meshgrid(np.arange(h * down), np.arange(w * across), indexing='ij')  # of the tokens of the large grid
+  tile_N, place_N = (y // h * across + x // w).ravel(), (y % h * w + x % w).ravel()
   of_tile_NT = jax.nn.one_hot(tile_N, tiles, dtype=jnp.float32)
-  up, down = params['blocks']['tokens']['up'], params['blocks']['tokens']['down']
-  num_layers, _, hidden = up['kernel'].shape
-  kernels_LNTS = up['kernel'][:, place_N, None] * of_tile_NT[None, :, :, None]
-  kernels_LTSN = down['kernel'][:, None, :, place_N] * of_tile_NT.T[None, :, None]
+  first, last = params['blocks']['tokens']['up'], params['blocks']['tokens']['down']
+  num_layers, _, hidden = first['kernel'].shape
+  kernels_LNTS = first['kernel'][:, place_N, None] * of_tile_NT[None, :, :, None]
+  kernels_LTSN = last['kernel'][:, None, :, place_N] * of_tile_NT.T[None, :, None]
   tokens = {'up': {'kernel': kernels_LNTS.reshape(num_layers, -1, tiles * hidden),
-                   'bias': jnp.tile(up['bias'], (1, tiles))},
+                   'bias': jnp.tile(first['bias'], (1, tiles))},
             'down': {'kernel': kernels_LTSN.reshape(num_layers, tiles * hidden, -1),
-                     'bias': down['bias'][:, place_N]}}
+                     'bias': last['bias'][:, place_N]}}
   return {**params, 'blocks': {**params['blocks'], 'tokens': tokens}}
-
-
-def _tiles(grid: tuple[int, int], times: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-  """For each token of the large grid, row by row: which tile it is in, and where in it."""
-  (h, w), (down, across) = grid, times
-  y, x = np.meshgrid(np.arange(h * down), np.arange(w * across), indexing='ij')
-  return (y // h * across + x // w).ravel(), (y % h * w + x % w).ravel()
-
-
-def build(model: schema.Mixer, image_px: tuple[int, int]) -> Mixer:
-  """The backbone of these settings for images of `image_px` (height, width).
-
-  Raises:
-    UserError: lists all settings that do not fit together.
-  """
-  check.check_model(model, image_px)
-  return Mixer(model, (int(image_px[0]), int(image_px[1])))

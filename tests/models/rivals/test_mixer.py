@@ -15,13 +15,14 @@ from vit_jax.config.schema import DType, Execution, Remat
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Params
-from vit_jax.models import mixer
+from vit_jax.models import backbones
+from vit_jax.models.rivals import mixer
 
 RANDOM = dataclasses.replace(MIXER, dropout=.2, drop_path=.3)
 
 
 def tokens(settings: schema.Mixer, params: Params, image: Array) -> Array:
-  backbone = mixer.build(settings, (image.shape[1], image.shape[2]))
+  backbone = backbones.build(settings, (image.shape[1], image.shape[2]))
   return jax.jit(lambda p, x: backbone.apply(p, {}, x, train=False, key=None)[0].tokens)(params, image)
 
 
@@ -34,7 +35,7 @@ def test_the_mixer_equals_numpy_image_by_image() -> None:
 @pytest.mark.slow(reason='1 s: another program')
 def test_features_are_normed_tokens_and_their_mean() -> None:
   params, state = networks.variables(MIXER)
-  backbone, grids = mixer.build(MIXER, PX), []
+  backbone, grids = backbones.build(MIXER, PX), []
 
   @jax.jit
   def run(image: Array) -> tuple[Array, Array]:
@@ -60,7 +61,7 @@ def test_parameter_paths_and_shapes_are_the_public_format() -> None:
 
 
 def loss_of(settings: schema.Mixer, params: Params) -> tuple[Array, Params]:
-  image, backbone = networks.some_image(), mixer.build(settings, PX)
+  image, backbone = networks.some_image(), backbones.build(settings, PX)
 
   def loss(params: Params) -> Array:
     pooled = backbone.apply(params, {}, image, train=True, key=jax.random.key(3, impl='unsafe_rbg'))[0].pooled
@@ -82,7 +83,7 @@ def test_execution_and_remat_change_neither_output_nor_gradient(execution: Execu
 @pytest.mark.slow(reason='4 s; tests/models/test_vit.py has the layers that drop')
 def test_dropout_and_stochastic_depth_depend_on_the_key_and_on_train() -> None:
   params, _ = networks.variables(RANDOM)
-  backbone, image = mixer.build(RANDOM, PX), networks.some_image()
+  backbone, image = backbones.build(RANDOM, PX), networks.some_image()
   run = jax.jit(lambda key: backbone.apply(params, {}, image, train=True, key=key)[0].pooled)
   first, again, other = (run(jax.random.key(i, impl='unsafe_rbg')) for i in (0, 0, 1))
   np.testing.assert_array_equal(first, again)
@@ -122,9 +123,9 @@ def test_parameters_for_another_number_of_tokens_are_refused() -> None:
                                       r'made for, got \(32, 28\), which has 56'):
     tokens(MIXER, params, networks.some_image((32, 28)))
   with pytest.raises(UserError, match='image_px: expected multiples of model.patch=4 px'):
-    mixer.build(MIXER, PX).apply(params, {}, networks.some_image((30, 28)), train=False, key=None)
+    backbones.build(MIXER, PX).apply(params, {}, networks.some_image((30, 28)), train=False, key=None)
   with pytest.raises(UserError) as error:
-    mixer.build(schema.Mixer(patch=5, tokens_mlp=0, drop_path=1., norm_eps=0.), PX)
+    backbones.build(schema.Mixer(patch=5, tokens_mlp=0, drop_path=1., norm_eps=0.), PX)
   assert str(error.value).splitlines() == [
       'model.tokens_mlp: expected at least 1, got 0.', 'model.drop_path: expected 0 to below 1, got 1.0.',
       'model.norm_eps: expected more than 0, got 0.0.',

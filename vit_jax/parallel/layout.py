@@ -32,7 +32,7 @@ the run's sizes. Its rules, in order:
     … 128 channels, 256 from 9.0 on, no relative positions, no dropout of weights); `xla` elsewhere, for training on
     images at their own aspect, whose padding needs a mask, and in place of `cudnn` for numbers of tokens at which its
     gradient can be NaN. `mlp.kernel` is `fused` on v6e, unless `model.quantize` is set
-    (`config/kernels.py`). The forms differ by their rounding.
+    (`parallel/kernels.py`). The forms differ by their rounding.
 
 So a run that fits on one device as it is written runs as it is written. What was chosen is saved in `config.json` with
 the hardware (`mesh.chosen`, `mesh.chosen_for`): on the same hardware a resumed run keeps it, on other hardware these
@@ -47,8 +47,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.config import check, kernels, schema
+from vit_jax.config import check, schema
 from vit_jax.config.schema import AttentionKernel, Execution, MlpKernel, Remat
+from vit_jax.parallel import kernels
 
 GIB = 2**30
 STATE_SHARE = 1 / 8
@@ -261,7 +262,8 @@ def choose(config: schema.Config, hardware: Hardware, sizes: Sizes | None) -> La
 
 def _search(config: schema.Config, hardware: Hardware, sizes: Sizes) -> _Way:
   """Returns the way of rules 3 to 8: the fastest that fits, or else the one that needs the least memory."""
-  tensor = config.mesh.tensor or _tensor(config, hardware)
+  in_slice, needed = hardware.num_devices // hardware.slices, -(-hardware.num_devices // config.batch_size)
+  tensor = config.mesh.tensor or next(t for t in (*range(needed, in_slice + 1), 1) if in_slice % t == 0)
   possible = fsdp_sizes(config, hardware, tensor)
   preferred = next((f for f in possible if (sizes.state + sizes.gradients) / f / tensor
                     <= STATE_SHARE * hardware.memory_gib * GIB), possible[-1])
@@ -320,13 +322,6 @@ def _larger_counts(config: schema.Config, hardware: Hardware) -> Iterator[int]:
 
 def _recorded(config: schema.Config, names: Collection[str], hardware: Hardware) -> schema.Config:
   return put(config, {'mesh.chosen': tuple(names), 'mesh.chosen_for': str(hardware)})
-
-
-def _tensor(config: schema.Config, hardware: Hardware) -> int:
-  """Rule 3."""
-  in_slice = hardware.num_devices // hardware.slices
-  needed = -(-hardware.num_devices // config.batch_size)
-  return next(t for t in (*range(needed, in_slice + 1), 1) if in_slice % t == 0)
 
 
 def fsdp_sizes(config: schema.Config, hardware: Hardware, tensor: int) -> list[int]:

@@ -8,8 +8,9 @@ devices, and imports no jax.
 """
 from __future__ import annotations
 
-from vit_jax.config import layout, schema
+from vit_jax.config import schema
 from vit_jax.core.errors import TemporaryError
+from vit_jax.parallel import layout
 
 
 def first_hardware(config: schema.Config, before: schema.Config | None, now: layout.Hardware) -> layout.Hardware:

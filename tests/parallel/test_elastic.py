@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import pytest
 
-from vit_jax.config import check, elastic, layout, schema
+from vit_jax.config import check, schema
 from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.parallel import elastic, layout
 
 SLICE = layout.Hardware('TPU v5 lite', 'tpu', 8, 15.75)
 

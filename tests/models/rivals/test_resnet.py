@@ -15,11 +15,12 @@ from vit_jax.config.schema import DType, Remat
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Params
-from vit_jax.models import resnet
+from vit_jax.models import backbones
+from vit_jax.models.rivals import resnet
 
 
 def forward(settings: schema.ResNet, params: Params, image: Array) -> Features:
-  backbone = resnet.build(settings, PX)
+  backbone = backbones.build(settings, PX)
   return jax.jit(lambda p, x: backbone.apply(p, {}, x, train=False, key=None)[0].tokens)(params, image)
 
 
@@ -35,7 +36,7 @@ def test_bit_equals_numpy_image_by_image(var_eps: float) -> None:
 
 @pytest.mark.slow(reason='2 s: another program')
 def test_features_are_the_map_and_its_mean() -> None:
-  backbone, (params, state) = resnet.build(RESNET, PX), networks.variables(RESNET)
+  backbone, (params, state) = backbones.build(RESNET, PX), networks.variables(RESNET)
   found = []
 
   @jax.jit
@@ -71,7 +72,7 @@ def test_recomputing_units_changes_neither_output_nor_gradient() -> None:
   (params, _), image = networks.variables(short), networks.some_image()
 
   def gradient(remat: Remat) -> Params:
-    backbone = resnet.build(dataclasses.replace(short, remat=remat), PX)
+    backbone = backbones.build(dataclasses.replace(short, remat=remat), PX)
     return jax.jit(jax.grad(lambda p: backbone.apply(p, {}, image, train=True, key=None)[0].pooled.sum()))(params)
 
   kept, again = gradient(Remat.NONE), gradient(Remat.FULL)
@@ -89,10 +90,37 @@ def test_bf16_is_near_f32_and_features_stay_f32() -> None:
 
 def test_settings_that_do_not_fit_are_all_reported() -> None:
   with pytest.raises(UserError) as error:
-    resnet.build(schema.ResNet(layers=(2, 0), width=48, var_eps=0., remat=Remat.NAMES), PX)
+    backbones.build(schema.ResNet(layers=(2, 0), width=48, var_eps=0., remat=Remat.NAMES), PX)
   assert str(error.value).splitlines() == [
       'model.layers: expected numbers, each 1 to 1000, got (2, 0).',
       'model.width: expected a multiple of the 32 groups of its norms, got 48.',
       'model.var_eps: expected a small positive number, here or in std_eps, by which a kernel of equal weights can be '
       'divided, got 0.0.',
       'model.remat: expected none or full for a network of convolutions, got names.']
+
+
+@pytest.mark.parametrize('var_eps, std_eps', [(1e-10, 0.), (0., 1e-2), (1e-2, 0.)])
+def test_each_filter_is_standardized_by_itself(var_eps: float, std_eps: float) -> None:
+  kernel = .3 + .1 * networks.normal(3, 3, 5, 4)
+  found = resnet.standardized(kernel, var_eps=var_eps, std_eps=std_eps)
+  want = networks.standard(np.asarray(kernel, np.float64), var_eps=var_eps, std_eps=std_eps)
+  np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+
+
+def test_group_norm_is_over_all_places_of_a_group_of_one_image() -> None:
+  x = 3. + 2. * networks.normal(2, 4, 3, 12)
+  p = {'scale': networks.normal(12, seed=1), 'bias': networks.normal(12, seed=2)}
+  found = resnet.group_norm(x, p['scale'], p['bias'], groups=4, eps=1e-2)
+  want = networks.group_norm(np.asarray(x, np.float64), networks.wide(p), eps=1e-2, groups=4)
+  np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+  assert resnet.group_norm(x.astype(jnp.bfloat16), p['scale'], p['bias'], groups=4, eps=1e-2).dtype == jnp.float32
+
+
+@pytest.mark.parametrize('is_same', [True, False])
+def test_max_pool_pads_with_zeros_or_with_nothing(is_same: bool) -> None:
+  x = -1. - jnp.abs(networks.normal(2, 7, 6, 3))  # all negative: a zero of the padding shows
+  found = resnet.max_pool(x, style=resnet.Style(0., 1., 1., is_same))
+  pads = networks.same(np.asarray(x), 3, 2) if is_same else networks.symmetric(3)
+  want = networks.max_pool(np.asarray(x), pads, -np.inf if is_same else 0.)
+  np.testing.assert_array_equal(found, want)
+  assert (float(found.max()) == 0.) is not is_same

@@ -33,11 +33,11 @@ from jax import lax
 from jax.nn import initializers, relu
 from jax.typing import DTypeLike
 
-from vit_jax.config import check, schema
+from vit_jax.config import schema
 from vit_jax.config.schema import Remat
 from vit_jax.core.numerics import constrain_batch
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
-from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running
+from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running, map_features
 from vit_jax.models.initialization import Linear, fan_out_normal
 from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import Dense, param
@@ -169,7 +169,7 @@ def hidden(settings: schema.AxialResNet, stage: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class AxialResNet:
-  """An AxialResNet for images of `image_px`, whose relative positions belong to their maps; made by `build`."""
+  """An AxialResNet for images of `image_px`, whose relative positions belong to their maps."""
   settings: schema.AxialResNet
   image_px: tuple[int, int]
 
@@ -185,17 +185,4 @@ class AxialResNet:
     del key
     network = Network(settings=self.settings, train=train)
     x_BhwD, changed = network.apply({'params': params, STATE: state}, image, mutable=[STATE])
-    x_BhwD = x_BhwD.astype(jnp.float32)
-    num_images, h, w, width = x_BhwD.shape
-    pooled_BD = constrain_batch(x_BhwD.mean((1, 2)))
-    return Features(x_BhwD.reshape(num_images, h * w, width), pooled_BD, (h, w)), changed[STATE]
-
-
-def build(model: schema.AxialResNet, image_px: tuple[int, int]) -> AxialResNet:
-  """The backbone of these settings for images of `image_px` (height, width).
-
-  Raises:
-    UserError: lists all settings that do not fit together.
-  """
-  check.check_model(model, image_px)
-  return AxialResNet(model, (int(image_px[0]), int(image_px[1])))
+    return map_features(x_BhwD.astype(jnp.float32)), changed[STATE]
