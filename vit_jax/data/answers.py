@@ -52,7 +52,7 @@ class Info(NamedTuple):
 
   source, digest, num_examples: name, digest and size of the source.
   grid: rows and columns of the positions of an image.
-  top: number of classes stored at each position, k.
+  top: number of classes stored at each position, k. If the teacher has fewer classes, the others have score 0.
   num_classes: number of classes of the teacher.
   per_part: number of examples in a part.
   made: the teacher and the settings of the teacher. People read them, and `write` compares them.
@@ -217,14 +217,13 @@ def read_info(folder: pathlib.Path, *, setting: str = LABEL_MAPS) -> Info:
   grid = [side.whole(1, _MAX_POSITIONS) for side in document.field('grid').items()]
   if len(grid) != 2 or grid[0] * grid[1] > _MAX_POSITIONS:
     raise document.field('grid').error(f'two sides of a grid of at most {_MAX_POSITIONS:,} positions')
-  num_classes = document.field('num_classes').whole(1, 2**31 - 1)
   scores = document.field('scores')
   if scores.value not in (LOGITS, PROBABILITIES):
     raise scores.error(f'{LOGITS} or {PROBABILITIES}')
   return Info(
       source=document.field('source').text(), digest=document.field('digest').text(),
       num_examples=document.field('num_examples').whole(1), grid=(grid[0], grid[1]),
-      top=document.field('top').whole(1, min(num_classes, _MAX_TOP)), num_classes=num_classes,
+      top=document.field('top').whole(1, _MAX_TOP), num_classes=document.field('num_classes').whole(1, 2**31 - 1),
       per_part=document.field('per_part').whole(1), made=document.field('made').object(), scores=scores.value)
 
 
@@ -258,8 +257,12 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
   Returns:
     Whether answers were written; False if the folder has the same answers already.
 
-  Raises UserError if the folder has other content.
+  Raises UserError if the folder has other content, or `info.top` is too large to be read again.
   """
+  if info.top > _MAX_TOP:
+    top_setting = 'objective.top' if info.scores == LOGITS else 'data.pseudo.top'
+    raise UserError(f'{top_setting}: expected at most {_MAX_TOP:,} classes of an answer, got {info.top:,}. Set a lower '
+                    'number.')
   plan = json.dumps({'format': FORMAT, **info._asdict()}, indent=1)
   if not files.is_vacant(folder):
     if not (folder / INFO).is_file() or documents.read_bytes(folder / INFO) != plan.encode():
