@@ -214,7 +214,7 @@ def read_info(folder: pathlib.Path, *, setting: str = LABEL_MAPS) -> Info:
   if format_field is None or format_field.value != FORMAT:
     raise UserError(f'{path}: expected the format {FORMAT!r}, got another one. '
                     f'{_advise_rewrite(setting).capitalize()}.')
-  grid = [side.whole(1, _MAX_POSITIONS) for side in document.field('grid').items()]
+  grid = [side.whole(1, _MAX_POSITIONS) for side in document.field('grid').elements()]
   if len(grid) != 2 or grid[0] * grid[1] > _MAX_POSITIONS:
     raise document.field('grid').error(f'two sides of a grid of at most {_MAX_POSITIONS:,} positions')
   scores = document.field('scores')

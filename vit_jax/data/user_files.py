@@ -172,7 +172,7 @@ def read_lines(path: str | os.PathLike[str], what: str, *, expected: str = 'a te
   Takes the arguments of `documents.read_text` and raises the errors of that function. Also raises UserError if the path
   is not an ordinary file, or if the file has more than `MAX_LABELS_BYTES`.
   """
-  with documents.explained(what, max_bytes=MAX_LABELS_BYTES, expected=expected, advice=advice):
+  with documents.explained(path, what, max_bytes=MAX_LABELS_BYTES, expected=expected, advice=advice):
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
       raise UserError(f'{what}: expected {expected}, got something that is not a file. {advice}')

@@ -173,7 +173,7 @@ def _ours(found: Any) -> Any:
 
 
 def _shards(folder: pathlib.Path) -> list[pathlib.Path]:
-  return [folder / one.field('file').text() for one in documents.read(folder / INFO).field('shards').items()]
+  return [folder / one.field('file').text() for one in documents.read(folder / INFO).field('shards').elements()]
 
 
 # --- Checksums ---
@@ -191,9 +191,9 @@ def _check_info(path: pathlib.Path, info: Info) -> None:
   found.field('what').text()
   found.field('features_digest').text()
   found.field('identity').object()
-  if not 0 < math.prod(one.whole(1, _MOST_VALUES) for one in found.field('shape').items()) <= _MOST_VALUES:
+  if not 0 < math.prod(one.whole(1, _MOST_VALUES) for one in found.field('shape').elements()) <= _MOST_VALUES:
     raise found.field('shape').error(f'sizes of at most {_MOST_VALUES:,} values')
-  for one in found.field('shards').items() if path.is_dir() else ():
+  for one in found.field('shards').elements() if path.is_dir() else ():
     name = one.field('file').text()
     if os.path.basename(name) != name:
       raise one.field('file').error('the name of a file in the folder')
