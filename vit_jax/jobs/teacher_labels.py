@@ -169,7 +169,7 @@ class _Labeler:
     self._teacher, self._source, self._info, self._mesh = teacher, source, info, mesh
     self._recipe, self._batch_size, self._threads = recipe, batch_size, threads
     self._num_labeled, self._began_s = 0, time.monotonic()
-    self._shard = meshes.local_rows(mesh)
+    self._shard = meshes.local_shard(mesh)
     self._params = jax.device_put(inference.parameters(teacher), meshes.replicated(mesh))
     self._prepare, self._predict = prepare_eval(recipe), jax.jit(self._top_classes)
 
