@@ -5,7 +5,6 @@ transfer; the training loop unpacks this array for the hooks (`Packed.unpack`).
 """
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -55,9 +54,13 @@ class Packed:
 
   def unpack(self) -> StepMetrics:
     """Returns the metrics on the host; waits until the step is done."""
-    sizes = [math.prod(shape) for shape in self._layout.shapes]
-    parts = np.split(np.asarray(self.values), [*itertools.accumulate(sizes)][:-1])
-    leaves = [part.reshape(shape) for part, shape in zip(parts, self._layout.shapes, strict=True)]
+    values = np.asarray(self.values)
+    leaves = []
+    start = 0
+    for shape in self._layout.shapes:  # `np.split` takes three times as long, in every step
+      stop = start + math.prod(shape)
+      leaves.append(values[start:stop].reshape(shape))
+      start = stop
     return jax.tree.unflatten(self._layout.structure, leaves)
 
   def tree_flatten(self) -> tuple[tuple[Array], Layout]:
