@@ -289,7 +289,7 @@ class Finder:
       if failures.is_temporary(error):  # the image may exist, so it is not ignored
         raise
       is_broken = True
-    self.ignored[_BROKEN_LINK if is_broken else extension or _NO_EXTENSION] += 1
+    self.ignored[_BROKEN_LINK if is_broken else (extension or _NO_EXTENSION)] += 1
     return None
 
 

@@ -108,8 +108,7 @@ def _check_filters(filters: Filter, patterns: Mapping[str, str]) -> None:
 def make_table(kind: str, pattern: str = '*', filters: Filter = NO_FILTER) -> Table:
   """Returns the table of one of `KINDS`; filters have no effect on configs and records."""
   make = {'configs': _make_configs, 'models': _make_models, 'weights': _make_weights, 'records': _make_records}[kind]
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # a list without names is a warning there, and an error in `run`
+  with warnings.catch_warnings(action='ignore'):  # a list without names is a warning there, and an error in `run`
     return make(pattern, filters)
 
 
