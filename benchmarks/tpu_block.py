@@ -85,12 +85,12 @@ def _ours(request: Request) -> tuple[Any, dict[str, Any]]:
 
   from vit_jax.models.kernels import forms
   from vit_jax.models.vit.block import Plain
-  from vit_jax.models.vit.context import Context
+  from vit_jax.models.vit.context import BlockInfo, Context
   block = Plain(heads=request.heads, attention=schema.Attention(kernel=AttentionKernel(request.attention)),
                 mlp=schema.Mlp(request.mlp, kernel=MlpKernel(request.mlp_kernel)),
                 context=Context(norm=schema.LayerNorm(), gelu=Gelu.TANH, dtype=jnp.bfloat16,
                                 forms=forms.select(Kernels.FAST, Quantize(request.quantize))))
-  return block, {'num_images': request.images, 'rate': None, 'dropout_key': None, 'capture': False}
+  return block, {'carry': {}, 'info': BlockInfo(request.images)}
 
 
 def _theirs(request: Request) -> tuple[Any, dict[str, Any]]:

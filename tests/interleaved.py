@@ -17,7 +17,7 @@ def main() -> None:
   for shape, order in (((8, 1, 1), (1, 0, 2)), ((2, 2, 2), (2, 0, 1)), ((2, 2, 2), (1, 2, 0)), ((1, 4, 2), (1, 0, 2)),
                        ((1, 1, 8), (1, 0, 2))):
     mesh = Mesh(devices.transpose(order).reshape(shape), meshes.AXES)
-    shard = meshes.local_rows(mesh)
+    shard = meshes.local_shard(mesh)
     whole = {'image': np.arange(ROWS * 6, dtype=np.float32).reshape(ROWS, 2, 3), 'index': np.arange(ROWS)}
     placed = meshes.put_batch({name: x[shard.rows(ROWS)] for name, x in whole.items()}, mesh, shard)
     gather = jax.jit(lambda x: x, out_shardings=meshes.replicated(mesh))

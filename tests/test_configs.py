@@ -94,7 +94,7 @@ def test_a_config_says_what_it_is(name: str) -> None:
 
 
 def test_the_list_shows_each_with_its_first_line() -> None:
-  lines = listing.text(listing.table('configs')).splitlines()
+  lines = listing.as_text(listing.make_table('configs')).splitlines()
   assert [line.split()[0] for line in lines] == NAMES and all(len(line.split()) > 4 for line in lines)
 
 

@@ -104,7 +104,7 @@ def losses(attention: AttentionKernel, dtype: DType, remat: Remat = Remat.NONE, 
   state, found = program.init_fn(), []
   for _ in range(steps):
     state, metrics = program.step_fn(state, batch)
-    found.append(float(metrics.means['loss'].value))
+    found.append(float(metrics.unpack().means['loss'].value))
   return found
 
 

@@ -26,8 +26,10 @@ class Kind(enum.Enum):
 @pytest.mark.parametrize(('text', 'says'), [
     (b' ', 'an empty file'), (b'{"a": 1', 'no JSON at line 1, column 8, where it ends'),
     (b'{"a":\n x}', "no JSON at line 2, column 2, where 'x}' is there"), (b'\xff', 'text that is not UTF-8 at byte 0'),
-    (b'[' * 100_000, 'JSON that is nested too deep'), (b'[' * 102 + b']' * 102, 'JSON that is nested too deep'),
-    (b'{"a":' * 102 + b'1' + b'}' * 102, 'JSON that is nested too deep'),
+    (b'[' * 100_000, 'JSON that is nested too deep'), (b'[' * 101 + b']' * 101, 'JSON that is nested too deep'),
+    (b'{"a":' * 101 + b'1' + b'}' * 101, 'JSON that is nested too deep'),
+    (b'-' + b'9' * 301, 'JSON with a number of too many digits'),
+    (b'1' + b'0' * 250 + b'e99', 'JSON with the number 1000'),
     (b'9' * 5_000, 'JSON with a number of too many digits'), (b'[1' + b'0' * 400 + b']', 'JSON with a number of too'),
     (b'-1e400', 'JSON with the number -1e400, which is too large'), (b'[NaN]', 'JSON with NaN, which is not a number'),
     (b'-Infinity', 'JSON with -Infinity, which is not a number'), (b'{"a": 1, "b": 2, "a": 3}', "the field 'a' twice")])
@@ -38,7 +40,8 @@ def test_text_that_is_not_json_or_exceeds_a_limit_is_named(text: bytes, says: st
 
 
 def test_values_within_the_limits_are_read_as_they_are() -> None:
-  text = f'[{"[" * 99}{"]" * 99}, {10**299}, 1e300, -0.5e-999, "{"9" * 400}", "[[[", "e999"]'
+  text = f'[{"[" * 99}{"]" * 99}, {10**299}, {-10**299}, {"9" * 199}e99, 1e300, -0.5e-999, "{"9" * 400}", '
+  text += '"[[[", "e999"]'
   assert documents.parse(text) == json.loads(text) == documents.parse(b'\xef\xbb\xbf' + text.encode())
   assert repr(documents.parse('[NaN, -Infinity, 1e999]', nan=True)) == '[nan, -inf, inf]'
 
@@ -61,7 +64,7 @@ def test_reading_is_repeated_while_the_storage_fails(tmp_path: pathlib.Path, mon
   errors = [OSError(errno.EIO, 'Input/output error'), OSError(errno.ESTALE, 'Stale file handle')]
   read_bytes = documents.read_bytes
 
-  def failing(path: documents.Path, max_bytes: int) -> bytes:
+  def failing(path: documents.AnyPath, max_bytes: int) -> bytes:
     if errors:
       raise errors.pop()
     return read_bytes(path, max_bytes)
@@ -101,11 +104,11 @@ def test_every_reader_gives_its_type_or_says_what_it_expects(name: str) -> None:
 def test_absent_values_have_their_default_and_other_values_none() -> None:
   table = Field(json.loads('{"a": null, "c": {"d": [1], "e": [{}]}}'), 'a.json')
   assert table.field('a', default=None).number() is None and table.field('b', default=7).whole() == 7
-  assert 'a' not in table and 'c' in table and table.optional('b') is None and table.part('a').object() == {}
+  assert 'a' not in table and 'c' in table and table.optional('b') is None and table.object_or_empty('a').object() == {}
   with pytest.raises(UserError, match=r'a.json, c.d: expected a finite number, got \[1\]'):
-    table.part('c').field('d', default=0.).number()
+    table.object_or_empty('c').field('d', default=0.).number()
   with pytest.raises(UserError, match=r'a.json, c.e\[0\]: expected a list, got an object with 0 fields'):
-    next(table.part('c').field('e').items()).list()
+    next(table.object_or_empty('c').field('e').elements()).list()
   for wrong in ([], 'x', 3, None):
     with pytest.raises(UserError, match='a.json: expected a JSON object, got '):
       Field(wrong, 'a.json').field('a')

@@ -24,7 +24,8 @@ BATCH, PX = 16, (8, 10)
 RECIPE = schema.Recipe()
 KIND = loader.BatchKind(transforms.train_transform(RECIPE, PX), transforms.train_shapes(RECIPE, PX))
 # The parts of each of four hosts on a slice of 16 chips, by mesh.
-HOSTS = {layout: [meshes.local_rows(meshes.make(schema.Mesh(*sizes), slices.devices('v5e:4x4')), i)  # type: ignore[arg-type]
+HOSTS = {layout: [meshes.local_shard(meshes.make(schema.Mesh(*sizes),  # type: ignore[arg-type]
+                                                 slices.devices('v5e:4x4')), i)
                   for i in range(4)] for layout, sizes in {'data=16': (16, 1, 1), 'data=4,fsdp=4': (4, 4, 1),
                                                            'data=4,tensor=4': (4, 1, 4)}.items()}
 

@@ -40,3 +40,10 @@ def test_a_record_without_a_needed_feature_is_bad() -> None:
   for record, found in ((b'\x08\x01', 'no features'), (example.serialize({'label': 3, 'name': b'x'}), 'label, name')):
     with pytest.raises(example.BadRecord, match=f"expected the feature 'image', got {found}"):
       example.get_first(example.parse(record), 'image')
+
+
+def test_a_feature_without_values_is_not_called_missing() -> None:
+  record = example.serialize({'image': [], 'label': 3})
+  with pytest.raises(example.BadRecord, match=r"expected a value in the feature 'image', got none$"):
+    example.get_bytes(example.pick(record, 'image'), 'image')
+  assert list(example.pick(record, 'label', 'label')) == ['label']

@@ -135,8 +135,8 @@ def test_records_with_wrong_values_are_bad_images(kind: str, tmp_path: pathlib.P
   num, reasons = fuzz_readers.usable(source)
   assert num == 1 and len(reasons) == len(found)
   for reason, said in zip(reasons, ['got the label -1', 'got the label 3', 'got the label 4611686018427387904',
-                                    'got a label that is not a whole number', "expected the feature 'label'",
-                                    'expected bytes', "expected the feature 'image'", 'empty'], strict=True):
+                                    'got a label that is not a whole number', "expected a value in the feature 'label'",
+                                    'expected bytes', "expected a value in the feature 'image'", 'empty'], strict=True):
     assert said in reason
     fuzzing.check_words(reason)
 

@@ -17,7 +17,9 @@ from vit_jax.config import schema
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Shard
 from vit_jax.data import loader, opening, prepare
+from vit_jax.data.formats import label_paths
 from vit_jax.data.source import Source, read_one
+from vit_jax.data.user_files import OWN
 from vit_jax.jobs import report
 
 LABELS = [('cat', 'sofa'), ('dog',), (), ('cat', 'dog', 'sofa'), ('sofa',), ('dog', 'cat'), ('cat',)]
@@ -76,6 +78,9 @@ def test_a_header_and_empty_cells_are_skipped(tmp_path: pathlib.Path) -> None:
     (lambda root: (root / 'labels_train.csv').write_text('some/0.png,cat\nsome/0.png,dog\n'),
      "got line 2: 'some/0.png' twice"),
     (lambda root: (root / 'labels_train.csv').write_text('some/0.png\n'), 'expected at least one class, got none'),
+    (lambda root: ((root / 'labels_train.csv').write_text('lost/1.png,cat\n'), (root / 'cat.png').write_bytes(b'x')),
+     'some/1.png is there. Write paths relative to '),
+    (lambda root: (root / 'labels_train.csv').write_text('cat,some/0.png\n'), 'Another cell of these lines is the pa'),
     (lambda root: (root / 'labels_test.csv').write_text('some/1.png,cow\n'),
      'labels_test.csv: expected the classes of labels_train.csv, which defines them, got 1 others: cow. Correct their '
      'names, or add them to labels_train.csv.'),
@@ -191,3 +196,16 @@ def test_a_folder_with_a_label_file_is_trained_and_any_label_is_right(
   evaluated = json.loads((tmp_path / 'run/evaluate.json').read_text())
   assert evaluated['top1'] == pytest.approx(np.mean(hits))
   np.testing.assert_array_equal(found['label'] == found['top'][:, 0], hits)
+
+
+def test_a_folder_is_listed_once_for_paths_without_extensions(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  for folder in range(70):
+    (tmp_path / str(folder)).mkdir()
+    (tmp_path / str(folder) / 'a.jpg').touch()
+  listed, listdir = list[str](), os.listdir
+  monkeypatch.setattr(os, 'listdir', lambda path: listed.append(path) or listdir(path))  # type: ignore[func-returns-value]
+  paths = label_paths.ImagePaths(str(tmp_path), OWN)
+  for folder in [*range(70)] * 2:
+    assert paths.find(f'{folder}/a') == label_paths.ImageFile(f'{folder}/a.jpg', 0)
+  assert len(listed) == 71

@@ -117,10 +117,10 @@ def test_what_goes_to_loader_processes_is_small_and_the_digest_tells_labels_apar
 
 
 @pytest.mark.parametrize(('settings', 'said'), [
-    ({'labels': '/nowhere'}, r'data.pseudo.labels: expected a folder of label maps, got /nowhere, which has none yet'),
+    ({'labels': '/nowhere'}, r'data.pseudo.labels: expected a folder with labels of a teacher, got /nowhere, whi'),
     ({'teacher': 'runs/other'}, r'expected labels of data.pseudo.teacher=runs/other, got those of runs/teacher'),
-    ({'top': 5}, r'expected label maps with top 5, got 3'),
-    ({'split': 'train'}, r'expected label maps with digest .*num_examples 1437, got 360'),
+    ({'top': 5}, r'expected labels of a teacher with top 5, got 3'),
+    ({'split': 'train'}, r'expected labels of a teacher with digest .*num_examples 1437, got 360'),
     ({'threshold': .9999}, r'data.pseudo.threshold: expected at most 0.869, .* of the 360 images .*, got 0.9999')])
 def test_labels_that_do_not_fit_are_refused(tmp_path: pathlib.Path, settings: dict[str, object], said: str) -> None:
   write_answers(tmp_path / 'labels')
@@ -129,7 +129,7 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: pathlib.Path, settings: di
 
 
 @pytest.mark.parametrize(('name', 'said'), [
-    ('info.json', 'expected label maps of a teacher'), ('scores-00000.npy', 'expected an array of shape')])
+    ('info.json', 'expected labels of a teacher'), ('scores-00000.npy', 'expected an array of shape')])
 def test_damaged_labels_are_not_blamed_on_another_command(name: str, said: str, tmp_path: pathlib.Path) -> None:
   write_answers(tmp_path / 'labels')
   (tmp_path / 'labels' / name).write_bytes(b'{')

@@ -357,3 +357,22 @@ def test_paths_become_absolute_and_the_home_folder_is_known(monkeypatch: pytest.
 def test_errors_of_the_system_say_what_to_do() -> None:
   error = failures.unreadable(OSError(errno.ENOTCONN, 'x', '/mnt/a'), 'image 3')
   assert 'image 3 (/mnt/a): expected to read it' in str(error) and 'Mount it again' in str(error)
+
+
+def test_names_of_ignored_files_are_shown_escaped(folder: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  for name in (b'x.\x1b[31mred', b'y.a\nb', b'z.\xff'):
+    open(os.fsencode(folder) + b'/cat/' + name, 'wb').close()
+  opened(f'folder:{folder}')
+  assert r'.\x1b[31mred (1), .a\nb (1), .\xff (1)' in caplog.text and '\x1b' not in caplog.text
+
+
+def test_the_advice_converts_the_images_that_are_there() -> None:
+  assert user_files.describe_ignored({'.jxl': 2, '.txt': 1}).endswith("mogrify -format jpg '*.jxl'")
+
+
+def test_a_folder_that_does_not_exist_is_an_error_of_the_user() -> None:
+  assert '/nonexistent/a' in message(lambda: list(user_files.Finder().walk('/nonexistent/a/b')))
+
+
+def test_subfolders_are_walked_if_the_files_are_not_read(folder: pathlib.Path) -> None:
+  assert sorted(found.path for found in user_files.Finder().walk(str(folder))) == ['', 'cat', 'dog']

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,13 @@ from vit_jax.recipes import sizes
 
 PAGES = {'configs': 'config_names.md', 'models': 'models.md', 'weights': 'published_weights.md'}
 REFERENCE = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'reference'
+COLUMNS = (listing.Column('name'), listing.Column('about'))
 
 
 @pytest.mark.parametrize('kind', PAGES)
 def test_the_page_of_the_documentation_is_up_to_date(kind: str) -> None:
   command = f'vit-jax list --{kind} --format=markdown > docs/reference/{PAGES[kind]}'
-  assert (REFERENCE / PAGES[kind]).read_text() == f'{listing.markdown(listing.table(kind))}\n', command
+  assert (REFERENCE / PAGES[kind]).read_text() == f'{listing.as_markdown(listing.make_table(kind))}\n', command
 
 
 def test_configs_are_listed_without_jax(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,19 +46,19 @@ def test_lines_fit_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize('columns', [20, 40, 60, 80, 120])
 @pytest.mark.parametrize('kind', listing.KINDS)
 def test_rows_are_wrapped_to_the_terminal_and_lose_no_word(kind: str, columns: int) -> None:
-  table = listing.table(kind, '*')
-  shown, whole = listing.text(table, columns), listing.text(table)
+  table = listing.make_table(kind, '*')
+  shown, whole = listing.as_text(table, columns), listing.as_text(table)
   assert max(map(len, shown.splitlines())) <= columns
   assert ''.join(shown.split()) == ''.join(whole.split())
 
 
 def test_a_long_text_is_continued_below_itself_or_indented_where_little_room_is_left() -> None:
   def shown(columns: int) -> list[str]:
-    table = listing.Table('', '', ('config', 'about'), 2, (False, False), [('a', 'b c d e f')], [])
-    return listing.text(table, columns).splitlines()
+    table = listing.Table('', '', COLUMNS, [('a', 'b c d e f')], [], has_text_headings=False)
+    return listing.as_text(table, columns).splitlines()
   assert shown(12) == ['a  b c d e f'] and shown(8) == ['a  b c d', '   e f']
-  table = listing.Table('', '', ('name', 'about'), 2, (False, False), [('a' * 9, 'b c d e f')], [])
-  assert listing.text(table, 12).splitlines()[2:] == ['aaaaaaaaa', '    b c d e', '    f']
+  table = listing.Table('', '', COLUMNS, [('a' * 9, 'b c d e f')], [])
+  assert listing.as_text(table, 12).splitlines()[2:] == ['aaaaaaaaa', '    b c d e', '    f']
 
 
 def test_json_has_plain_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +91,7 @@ def test_a_pattern_without_a_match_is_an_error(capsys: pytest.CaptureFixture[str
 def test_filters_keep_what_matches_and_nothing_else(words: str, column: str, kept: Callable[[Any], bool],
                                                     capsys: pytest.CaptureFixture[str]) -> None:
   kind = words.split()[0].removeprefix('--')
-  every = listing.table(kind).entries
+  every = listing.make_table(kind).entries
   assert main.run(['list', *words.split(), '--format=json']) == 0
   found = json.loads(capsys.readouterr().out)[kind]
   assert found == [one for one in every if kept(one[column])] and 0 < len(found) < len(every)
@@ -110,6 +112,15 @@ def test_filters_without_an_effect_or_a_match_are_errors(capsys: pytest.CaptureF
       (['--weights', '--px=7'], 'got --px=7. Set another value. What there is: px: 224, 384, '),
       (['--weights', '--family=foo', '--max_params=1K'], 'got --max_params=1K --family=foo. Leave one out. What '
        'there is: family: BiT, DINOv2'),
+      (['--family=deit*'], '--family: expected it with --models or --weights, got no such flag. Set --mod'),
       (['--weights', '--max_params=x'], "--max_params: expected a number of parameters such as 30M or 1.2B, got 'x'.")):
     assert main.run(['list', *words]) == 2
     assert error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('kind', ['models', 'weights'])
+def test_a_pattern_and_filters_without_a_match_are_no_warning(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    assert main.run(['list', f'--{kind}=zzz', '--max_params=30M']) == 2
+  assert f'--{kind}: expected a pattern such as *b16* that matches one of' in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_a_student_is_given_the_label_maps_of_its_images(maps: pathlib.Path, tmp
   np.testing.assert_array_equal(batch['token_scores'], scores)
   _, metrics = jax.eval_shape(run.parts.program.step_fn, run.parts.program.abstract_state, batch)
   zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), metrics)
-  assert 'dense_loss' in zeros.means
+  assert 'dense_loss' in zeros.unpack().means
   run.loader.close()
 
 

@@ -5,15 +5,18 @@ import dataclasses
 import os
 import pathlib
 import signal
+import types
 
 import begun
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend import backend as extend_backend
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import answers, opening
+from vit_jax.data import answers, loader, opening
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import read_one
 from vit_jax.jobs import teacher_labels, train
@@ -47,7 +50,7 @@ def student(teacher: pathlib.Path) -> schema.Config:
 def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
     teacher: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str]) -> None:
-  monkeypatch.setattr(teacher_labels, 'PER_PART', 80)
+  monkeypatch.setattr(teacher_labels, '_IMAGES_PER_PART_OF_LABELS', 80)
   update, seen = progress.Progress.update, []
 
   def stop_at(self: progress.Progress, done: int, values: dict[str, float]) -> None:
@@ -78,10 +81,81 @@ def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
 
 def test_a_folder_with_other_content_is_named_by_its_setting(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
   (tmp_path / 'notes.txt').write_text('mine')
-  config = student(teacher)
-  pseudo = dataclasses.replace(config.data.pseudo, labels=str(tmp_path))
   with pytest.raises(UserError, match=f'^data.pseudo.labels={tmp_path}: expected a new folder, got one with other con'):
-    teacher_labels.ensure(dataclasses.replace(config, data=dataclasses.replace(config.data, pseudo=pseudo)))
+    teacher_labels.ensure(with_pseudo(student(teacher), labels=str(tmp_path)))
+
+
+def with_pseudo(config: schema.Config, **changes: object) -> schema.Config:
+  pseudo = dataclasses.replace(config.data.pseudo, **changes)
+  return dataclasses.replace(config, data=dataclasses.replace(config.data, pseudo=pseudo))
+
+
+def signal_at(position: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+  """The process gets SIGTERM at a position; returns the list of the positions and rates that the progress bar gets."""
+  update, seen = progress.Progress.update, list[tuple[int, float]]()
+
+  def signal_and_update(self: progress.Progress, done: int, values: dict[str, float]) -> None:
+    if done == position and position not in dict(seen):
+      os.kill(os.getpid(), signal.SIGTERM)
+    seen.append((done, values['train/images_per_s']))
+    update(self, done, values)
+
+  monkeypatch.setattr(progress.Progress, 'update', signal_and_update)
+  return seen
+
+
+def test_a_teacher_of_fewer_classes_than_top_labels_images_once(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  config = with_pseudo(student(teacher), labels=str(tmp_path / 'labels'), top=13)
+  assert not teacher_labels.ensure(config) and not teacher_labels.ensure(config)
+  classes, scores = answers.Answers(tmp_path / 'labels').read(np.arange(360))
+  assert (np.sort(classes[:, 0, :10]) == np.arange(10)).all() and not scores[:, 0, 10:].any()
+  np.testing.assert_allclose(scores.sum(-1), 1, atol=2e-3)
+  with pytest.raises(UserError, match='^data.pseudo.top: expected at most 1,000 classes of an answer, got 1,001. Set'):
+    teacher_labels.ensure(with_pseudo(config, labels=str(tmp_path / 'more'), top=1_001))
+
+
+def test_a_signal_after_the_last_image_stops_the_run(teacher: pathlib.Path, tmp_path: pathlib.Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+  signal_at(360, monkeypatch)
+  config = with_pseudo(student(teacher), labels=str(tmp_path / 'labels'))
+  assert teacher_labels.ensure(config) == 'SIGTERM' and teacher_labels.ensure(config) == ''
+
+
+def test_a_stop_closes_the_loader_and_the_rate_is_that_of_the_current_start(
+    teacher: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(teacher_labels, '_IMAGES_PER_PART_OF_LABELS', 80)
+  closed, close, ticks = [], loader.EvalLoader.close, iter(range(1_000))
+
+  def close_and_count(self: loader.EvalLoader) -> None:
+    closed.append(self)
+    close(self)
+
+  monkeypatch.setattr(loader.EvalLoader, 'close', close_and_count)
+  monkeypatch.setattr(teacher_labels, 'time', types.SimpleNamespace(monotonic=lambda: next(ticks)))
+  seen = signal_at(160, monkeypatch)
+  config = with_pseudo(student(teacher), labels=str(tmp_path / 'labels'))
+  assert teacher_labels.ensure(config) == 'SIGTERM'
+  assert seen == [(40, 40), (80, 40), (120, 40), (160, 40)] and len(closed) == 3  # stops in the third part
+  seen.clear()
+  ticks = iter(range(1_000))
+  assert teacher_labels.ensure(config) == ''
+  assert seen == [(200, 40), (240, 40), (280, 40), (320, 40), (360, 40)]
+
+
+def test_a_run_whose_batch_is_smaller_than_the_number_of_devices_has_its_images_labeled(
+    teacher: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  devices = extend_backend.get_backend().devices()
+  assert len(devices) == 8
+  for name in ('devices', 'local_devices'):
+    monkeypatch.setattr(jax, name, lambda *_, **__: devices)
+  for name in ('device_count', 'local_device_count'):
+    monkeypatch.setattr(jax, name, lambda *_, **__: 8)
+  config = with_pseudo(student(teacher), labels=str(tmp_path / 'labels'))
+  config = dataclasses.replace(config, batch_size=4, mesh=schema.Mesh(data=1, fsdp=1, tensor=8))
+  assert not teacher_labels.ensure(config)
+  assert answers.Answers(tmp_path / 'labels').read_most_likely()[1].all()
+  with pytest.raises(UserError, match='^batch_size: expected a multiple of 8 batch shards .*, got 12. Set it to'):
+    teacher_labels.ensure(with_pseudo(dataclasses.replace(config, batch_size=12, mesh=schema.Mesh()), labels='new'))
 
 
 def check_labels(teacher: pathlib.Path, labels: pathlib.Path) -> None:

@@ -75,7 +75,7 @@ def test_every_other_task_begins(task: str, tmp_path: pathlib.Path) -> None:
   assert batch['label'].min() >= 0 and batch['label'].max() < len(begun.data.class_names)
   _, metrics = jax.eval_shape(begun.parts.program.step_fn, begun.parts.program.abstract_state, batch)
   zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), metrics)
-  assert 'loss' in zeros.means
+  assert 'loss' in zeros.unpack().means
   source, classes = begun.data.eval, range(len(begun.data.class_names))
   assert len(source) == num_test and all(read_one(source, i).label in classes for i in range(num_test))
   begun.loader.close()

@@ -78,15 +78,16 @@ WAYS: dict[str, dict[str, object]] = {
 
 def through_three_layers(**way: object) -> Callable[[Params, Array, Array], tuple[Array, Params]]:
   """Value and gradient of three layers with the names of a block, a drop-path rate and a key each."""
-  def layer(one: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
+  def layer(one: Params, x: Array, rate: Array | None, key: Key | None) -> tuple[Array, stack.Sums]:
     hidden = checkpoint_name(jnp.tanh(x @ one['kernel']), 'mlp')
     noise = jax.random.uniform(key, x.shape)
-    return checkpoint_name(x + jnp.sin(hidden) * noise * (1. - rate), 'residual')
+    return checkpoint_name(x + jnp.sin(hidden) * noise * (1. - rate), 'residual'), {'square': jnp.square(hidden).sum()}
 
   def total(params: Params, x: Array, rates: Array) -> Array:
     keys = jax.random.split(jax.random.key(0, impl='unsafe_rbg'), 3)
-    return jnp.square(stack.run(layer, params, x, ready=lambda p: jax.tree.map(lambda k: 2. * k, p), rates=rates,
-                                keys=keys, **way)).sum()
+    y, sums = stack.run(layer, params, x, ready=lambda p: jax.tree.map(lambda k: 2. * k, p), rates=rates, keys=keys,
+                        **way)
+    return jnp.square(y).sum() + sums['square']
 
   return jax.jit(jax.value_and_grad(total))
 

@@ -258,7 +258,7 @@ def test_an_image_that_patches_do_not_tile_is_refused_in_the_forward_pass(tiny: 
 @pytest.mark.parametrize(('is_even', 'expected'), [(False, [0., .1, .2]), (True, [.2, .2, .2])])
 def test_drop_path_grows_with_the_depth_unless_it_is_even(
     is_even: bool, expected: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr('vit_jax.models.vit.vit.stack.run', lambda *_, rates, **__: rates)
+  monkeypatch.setattr('vit_jax.models.vit.vit.stack.run', lambda _, __, x, *, rates, **___: ((rates, {}), {}))
   settings = schema.ViT(patch=8, width=8, depth=3, heads=1, mlp=schema.Mlp(8), drop_path=.2, drop_path_even=is_even)
-  rates = vit.build(settings, PX)._run({}, jnp.zeros((1, 1, 8)), shared=None, grid=(1, 1), key=None, mask=None)
+  rates, _, _ = vit.build(settings, PX)._run({}, jnp.zeros((1, 1, 8)), shared=None, grid=(1, 1), key=None, mask=None)
   np.testing.assert_allclose(rates, expected, rtol=1e-6)

@@ -110,7 +110,7 @@ def test_loss_center_and_teacher_are_those_of_numpy_over_three_steps() -> None:
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), state.params)
     loss, mean, health = numpy_loss(params, extra, step)
     state, metrics = program().step_fn(state, placed)
-    got = {name: float(m.value) for name, m in metrics.means.items()}
+    got = {name: float(m.value) for name, m in metrics.unpack().means.items()}
     assert got.pop('loss') == pytest.approx(loss, rel=1e-4) and got == pytest.approx(health, rel=1e-3, abs=1e-5)
     momentum, after = .5 + .1 * step, jax.tree.map(lambda x: np.asarray(x, np.float64), state.params)
     extra = {'center': CENTER_MOMENTUM * extra['center'] + (1 - CENTER_MOMENTUM) * mean[None],

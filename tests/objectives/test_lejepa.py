@@ -171,7 +171,7 @@ def test_every_step_has_its_own_directions() -> None:
   for step in (0, 1):
     placed = programs.meshes.put_batch(BATCH, programs.mesh(programs.MESHES['one']), programs.Shard((0,), 1))
     start = jax.device_put(state._replace(step=np.asarray(step, np.int32)), one.shardings)
-    values.append(one.step_fn(start, placed)[1].means)
+    values.append(one.step_fn(start, placed)[1].unpack().means)
   assert float(values[0]['invariance'].value) == float(values[1]['invariance'].value)  # the same parameters and images
   assert float(values[0]['sigreg'].value) != float(values[1]['sigreg'].value)
 

@@ -163,4 +163,4 @@ def test_a_task_goes_on_bit_for_bit(name: str, tmp_path: pathlib.Path) -> None:
   state, metrics = one.step_fn(restored.state, placed)
   want, wanted_means = after(name)
   programs.assert_close(jax.device_get(state), want, rtol=0, atol=0)
-  programs.assert_close(metrics.means, wanted_means, rtol=0, atol=0)
+  programs.assert_close(metrics.unpack().means, wanted_means, rtol=0, atol=0)

@@ -124,7 +124,7 @@ def test_a_mesh_of_slices_has_the_same_axes_and_holds_rows_in_order() -> None:
   mesh = meshes.make(schema.Mesh(-1, 2, 1, slices=2), jax.devices())
   plain = meshes.make(schema.Mesh(-1, 2, 1), jax.devices())
   assert dict(mesh.shape) == {'data': 4, 'fsdp': 2, 'tensor': 1} and mesh.axis_types == plain.axis_types
-  assert meshes.local_rows(mesh) == Shard(tuple(range(8)), 8)
+  assert meshes.local_shard(mesh) == Shard(tuple(range(8)), 8)
 
 
 @pytest.mark.slow(reason='2 s each: two programs')
@@ -159,7 +159,7 @@ def test_a_host_feeds_the_rows_that_its_devices_hold_and_no_others(name: str, la
   for process in {d.process_index for d in devices}:
     wanted = {row for device, index in held.items() if device.process_index == process
               for row in range(batch_size)[index[0]]}
-    assert meshes.local_rows(mesh, process).rows(batch_size).tolist() == sorted(wanted)
+    assert meshes.local_shard(mesh, process).rows(batch_size).tolist() == sorted(wanted)
 
 
 @pytest.mark.parametrize('num_devices', [1, 2])
@@ -194,7 +194,7 @@ def test_memory_of_the_host_that_a_batch_lies_in_is_kept(num_devices: int) -> No
 
 def test_the_rows_of_a_host_need_not_be_neighbors() -> None:
   mesh = meshes.make(schema.Mesh(), slices.devices('v5e:4x4'))  # type: ignore[arg-type]
-  shard = meshes.local_rows(mesh, 0)
+  shard = meshes.local_shard(mesh, 0)
   assert shard == Shard((0, 1, 6, 15), 16)
   assert shard.rows(32).tolist() == [0, 1, 2, 3, 12, 13, 30, 31]
 

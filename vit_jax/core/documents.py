@@ -12,6 +12,7 @@ which JSON does not have, are read if a caller allows them. No other module pars
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import errno
 import json
@@ -20,44 +21,42 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 
-Path = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str]
 T = TypeVar('T')
 MAX_BYTES = 2**26  # of a file, 64 MiB
 MAX_DEPTH = 100    # of nested lists and objects
 MAX_DIGITS = 300   # of a number
-RESTORE = 'Restore the file, or run the command that wrote it again.'
-"""Advice about a file that this program wrote."""
+RESTORE = 'Restore the file, or run the command that wrote it again.'  # advice about a file that this program wrote
 _BLOCK_BYTES = 2**22  # read at once, 4 MiB
 _MAX_SHOWN = 60  # characters of a value in a message
 _REQUIRED: Any = object()  # the default of a field that must be present
-_LONG_NUMBER = re.compile(rf'(?<!\d)\d{{{MAX_DIGITS}}}|[eE]\+?\d{{3}}')  # of many digits, or such as 1e999
+_LONG_NUMBER = re.compile(r'\d{200}|[eE]\+?\d{3}')  # fewer digits with a shorter exponent fit into a float
 _UNCLEAN = re.compile('[\0-\x1f\x7f-\x9f\ud800-\udfff]')  # control characters and surrogates
 
 
 class TooLarge(UserError):
   """A file is larger than `max_bytes`; `found` is its size as text, such as `1,000 bytes`."""
 
-  def __init__(self, path: Path, num_bytes: int, max_bytes: int) -> None:
+  def __init__(self, path: AnyPath, num_bytes: int, max_bytes: int) -> None:
     self.found = f'{num_bytes:,} bytes'
     super().__init__(f'{os.fspath(path)}: expected a file of at most {max_bytes:,} bytes, got one of {self.found}. '
                      'Restore the file, or use a smaller one.')
 
 
-def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+def read_bytes(path: AnyPath, max_bytes: int = MAX_BYTES) -> bytes:
   """Returns the content of a regular file, or of an object in object storage that a path of `etils.epath` names.
 
   Raises:
     TooLarge: the file has more than `max_bytes`.
     OSError: the file cannot be read.
   """
-  remote: Any = path if '://' in os.fspath(path) and hasattr(path, 'open') else None
-  with remote.open('rb') if remote is not None else open_file(path) as file:
-    declared_bytes = 0 if remote is not None else os.fstat(file.fileno()).st_size  # 0 also for files below /proc
+  file, declared_bytes = _open(path)
+  with file:
     if declared_bytes > max_bytes:
       raise TooLarge(path, declared_bytes, max_bytes)
     blocks, num_bytes = [], 0
@@ -69,7 +68,15 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     return b''.join(blocks)
 
 
-def open_file(path: Path) -> BinaryIO:
+def _open(path: AnyPath) -> tuple[BinaryIO, int]:
+  """Opens a file or object, and returns its size, too; the size is 0 for objects and for files below /proc."""
+  if '://' in os.fspath(path) and hasattr(path, 'open'):  # a path of `etils.epath`
+    return path.open('rb'), 0
+  file = open_file(path)
+  return file, os.fstat(file.fileno()).st_size
+
+
+def open_file(path: AnyPath) -> BinaryIO:
   """Opens a regular file for reading. Unlike `open`, this does not wait if the path is a pipe without a writer.
 
   Raises:
@@ -78,7 +85,7 @@ def open_file(path: Path) -> BinaryIO:
   return open(path, 'rb', opener=open_regular)
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+def open_regular(path: AnyPath, flags: int = os.O_RDONLY) -> int:
   """Opens a regular file, and returns a file descriptor as `os.open` does; raises as `open_file`."""
   descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
   mode = os.fstat(descriptor).st_mode
@@ -91,16 +98,18 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 @contextlib.contextmanager
-def explained(subject: str, *, max_bytes: int, expected: str, advice: str) -> Iterator[None]:
+def explained(path: AnyPath, subject: str, *, max_bytes: int, expected: str, advice: str) -> Iterator[None]:
   """Raises UserError or TemporaryError in place of the errors that reading a text raises in the `with` statement.
 
   Args:
-    subject: the setting with the path, or the path; the message begins with it.
+    path, subject: the path, and the setting with the path, or the path again; messages begin with the subject.
     max_bytes: the limit of the size, which the message about a larger file names.
     expected, advice: parts of the message: `subject: expected …, got …. advice`.
   """
   def message(got: str) -> str:
     return f'{subject}: expected {expected}, got {got}. {advice}'
+  if '\0' in os.fspath(path):
+    raise UserError(message('a path with a zero byte'))
   try:
     yield
   except TooLarge as error:
@@ -110,13 +119,9 @@ def explained(subject: str, *, max_bytes: int, expected: str, advice: str) -> It
     raise UserError(message(f'byte 0x{error.object[error.start]:02x} in line {line:,}, which is not UTF-8')) from None
   except OSError as error:
     raise failures.error_class(error)(message(f'"{error.strerror or error}"')) from error
-  except UserError:
-    raise
-  except ValueError:  # `open` raises it for a path with a zero byte
-    raise UserError(message('a path with a zero byte')) from None
 
 
-def read_text(path: Path, subject: str = '', *, max_bytes: int = MAX_BYTES, expected: str = 'a text file',
+def read_text(path: AnyPath, subject: str = '', *, max_bytes: int = MAX_BYTES, expected: str = 'a text file',
               advice: str = 'Check the path.') -> str:
   """Returns the text of a file in UTF-8, with or without a byte order mark.
 
@@ -131,7 +136,7 @@ def read_text(path: Path, subject: str = '', *, max_bytes: int = MAX_BYTES, expe
   """
   name = os.fspath(path)
   full_path = path if '://' in name else os.path.expanduser(name)
-  with explained(subject or name, max_bytes=max_bytes, expected=expected, advice=advice):
+  with explained(name, subject or name, max_bytes=max_bytes, expected=expected, advice=advice):
     return failures.retried(lambda: read_bytes(full_path, max_bytes), f'reading {name}').decode('utf-8-sig')
 
 
@@ -144,7 +149,7 @@ def parse(data: bytes | str, *, nan: bool = False) -> Any:
   try:
     text = data if isinstance(data, str) else str(data, 'utf-8-sig')
     hooks: dict[str, Any] = {} if nan else {'parse_constant': _refuse_constant}
-    if _LONG_NUMBER.search(text):
+    if _LONG_NUMBER.search(text):  # these hooks are slow, so that only a text that may need them gets them
       hooks |= {'parse_int': _parse_whole, 'parse_float': float if nan else _parse_finite}
     value = json.loads(text, object_pairs_hook=_object_of_unique_fields, **hooks)
     if text.count('[') + text.count('{') > MAX_DEPTH and _is_too_deep(value):
@@ -164,7 +169,7 @@ def parse(data: bytes | str, *, nan: bool = False) -> Any:
 def _is_too_deep(value: Any) -> bool:
   """Returns whether a JSON value has lists and objects that are nested more than `MAX_DEPTH` deep."""
   level = [value]
-  for _ in range(MAX_DEPTH + 1):
+  for _ in range(MAX_DEPTH):
     containers = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
     level = [child for children in containers for child in children]
   return any(isinstance(node, dict | list) for node in level)
@@ -184,7 +189,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _parse_whole(text: str) -> int:
-  if len(text) > MAX_DIGITS:
+  if len(text.removeprefix('-')) > MAX_DIGITS:
     raise ValueError('JSON with a number of too many digits')
   return int(text)
 
@@ -195,7 +200,7 @@ def _parse_finite(text: str) -> float:
   return number
 
 
-def load(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
+def load(path: AnyPath, *, max_bytes: int = MAX_BYTES) -> Any:
   """Returns the value of a JSON file, also one in object storage.
 
   Raises:
@@ -220,7 +225,7 @@ def field(text: str | bytes, subject: str, *, expected: str, advice: str, nan: b
     raise UserError(f'{subject}: expected {expected}, got {error}. {advice}') from None
 
 
-def read(path: Path, *, expected: str = 'a JSON object', advice: str = RESTORE, subject: str = '') -> Field:
+def read(path: AnyPath, *, expected: str = 'a JSON object', advice: str = RESTORE, subject: str = '') -> Field:
   """Returns the value of a JSON file. The arguments are those of `read_text`.
 
   Raises:
@@ -230,29 +235,30 @@ def read(path: Path, *, expected: str = 'a JSON object', advice: str = RESTORE, 
   return field(read_text(path, subject, expected=expected, advice=advice), subject, expected=expected, advice=advice)
 
 
-class Field(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Field:
   """A value of a JSON file. Each method that returns the value raises UserError if it is of another type.
 
   value: the value, as `parse` returns it.
-  file: the path of the file, with which messages begin.
+  source: the file, or the setting with its path; messages begin with it.
   advice: the sentence with which messages end.
   json_path: the position of the value in the file, such as `splits.train[0].file`; '' = the value is the whole file.
   default: what the methods return if the value is absent or null; by default they raise UserError.
   """
   value: Any
-  file: str
+  source: str
   advice: str = RESTORE
   json_path: str = ''
   default: Any = _REQUIRED
 
   @property
-  def subject(self) -> str:
-    """The file and the position in it, with which messages begin."""
-    return f'{self.file}, {self.json_path}' if self.json_path else self.file
+  def place(self) -> str:
+    """The source and the position of the value in the file, with which messages begin."""
+    return f'{self.source}, {self.json_path}' if self.json_path else self.source
 
   def error(self, expected: str) -> UserError:
     """Returns the error that the value is not `expected`."""
-    return UserError(f'{self.subject}: expected {expected}, got {describe(self.value)}. {self.advice}')
+    return UserError(f'{self.place}: expected {expected}, got {describe(self.value)}. {self.advice}')
 
   def __contains__(self, name: Any) -> bool:
     """Returns whether the object has a field of this name that is not null."""
@@ -262,17 +268,17 @@ class Field(NamedTuple):
     """Returns a field of the object. Raises UserError if there is no field of this name and no default."""
     content = self.object()
     if name not in content and default is _REQUIRED:
-      raise UserError(f'{self.subject}: expected the field {shown(name)}, got {listed(list(content), 5) or "none"}. '
+      raise UserError(f'{self.place}: expected the field {shown(name)}, got {listed(list(content), 5) or "none"}. '
                       f'{self.advice}')
-    return self._child(f'.{shown(name)}', content.get(name))._replace(default=default)
+    return dataclasses.replace(self._child(f'.{shown(name)}', content.get(name)), default=default)
 
-  def part(self, name: str) -> Field:
+  def object_or_empty(self, name: str) -> Field:
     """Returns a field of the object that is itself an object; an empty object if the field is absent or null."""
-    part = self.field(name, default={})
-    return part._replace(value=part.object())
+    field = self.field(name, default={})
+    return dataclasses.replace(field, value=field.object())
 
   def optional(self, name: str) -> Field | None:
-    """Returns a field of the object; None if the field is absent."""
+    """Returns a field of the object; None if the field is absent. A field that is null is returned."""
     return self.field(name) if name in self.object() else None
 
   def fields(self) -> Iterator[tuple[str, Field]]:
@@ -280,8 +286,8 @@ class Field(NamedTuple):
     for name, value in self.object().items():
       yield name, self._child(f'.{shown(name)}', value)
 
-  def items(self) -> Iterator[Field]:
-    """Yields the values of the list."""
+  def elements(self) -> Iterator[Field]:
+    """Yields the elements of the list."""
     for position, value in enumerate(self.list()):
       yield self._child(f'[{position}]', value)
 
@@ -336,7 +342,7 @@ class Field(NamedTuple):
 
   def _child(self, suffix: str, value: Any) -> Field:
     """Returns a value inside this value; `suffix` is the end of the child's `json_path`, such as `.train` or `[0]`."""
-    return Field(value, self.file, self.advice, f'{self.json_path}{suffix}'.lstrip('.'))
+    return Field(value, self.source, self.advice, f'{self.json_path}{suffix}'.lstrip('.'))
 
 
 def is_number(value: object) -> bool:
@@ -394,7 +400,7 @@ def joined(names: Sequence[str], most: int) -> str:
 
 def listed(names: Sequence[str], most: int) -> str:
   """Returns names that come from a file or folder, each `shown` and all `joined`."""
-  return joined([*map(shown, names[:most]), *names[most:]], most)
+  return joined([*map(shown, names[:most]), *names[most:]], most)  # the other names are only counted
 
 
 def describe(value: Any) -> str:

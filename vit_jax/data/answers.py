@@ -39,6 +39,7 @@ FORMAT = 'vit_jax label maps 1'
 INFO = 'info.json'
 LABEL_MAPS = 'objective.maps'  # the setting that names a directory of label maps, which `vit-jax prepare` writes
 LABELS = 'data.pseudo.labels'  # the setting that names a directory of labels, which training writes when it starts
+_CONTENT_BY_SETTING = {LABEL_MAPS: 'label maps', LABELS: 'labels of a teacher'}
 PER_PART = 16_384  # number of images in a part of label maps
 _MAX_POSITIONS = 2**16  # positions in an image: a grid of 4 px patches in 1,024 px
 _MAX_TOP = 1_000  # classes stored at a position
@@ -52,7 +53,7 @@ class Info(NamedTuple):
 
   source, digest, num_examples: name, digest and size of the source.
   grid: rows and columns of the positions of an image.
-  top: number of classes stored at each position, k.
+  top: number of classes stored at each position, k. If the teacher has fewer classes, the others have score 0.
   num_classes: number of classes of the teacher.
   per_part: number of examples in a part.
   made: the teacher and the settings of the teacher. People read them, and `write` compares them.
@@ -87,6 +88,7 @@ class Answers:
     Raises UserError if the directory has no answers, is incomplete, or has links to files outside of it.
     """
     self.folder, self.rules, self.info = folder, rules, read_info(folder, setting=setting)
+    self._content = _CONTENT_BY_SETTING[setting]
     self._rewrite_advice = _advise_rewrite(setting).capitalize()
     self._damage_advice = _advise_damaged(setting)
     if self.info.num_parts > _MAX_PARTS:
@@ -118,7 +120,7 @@ class Answers:
     unequal = [f'{name} {value}, got {getattr(self.info, name)}' for name, value in expected.items()
                if getattr(self.info, name) != value]
     if unequal:
-      raise UserError(f'{self.folder}: expected label maps with {"; ".join(unequal)}. {self._rewrite_advice}.')
+      raise UserError(f'{self.folder}: expected {self._content} with {"; ".join(unequal)}. {self._rewrite_advice}.')
 
   def extra(self) -> AddAnswers:
     """Returns the callable that adds the answers to batches; the loader calls it for each batch of the source."""
@@ -209,22 +211,21 @@ def read_info(folder: pathlib.Path, *, setting: str = LABEL_MAPS) -> Info:
   if not path.is_file():
     raise UserError(f'{folder}: expected label maps, got no {INFO}. Write them with vit-jax prepare --config=CONFIG '
                     '--weights=TEACHER --to=DIR.')
-  document = documents.read(path, expected='label maps of a teacher', advice=_advise_damaged(setting))
+  document = documents.read(path, expected=_CONTENT_BY_SETTING[setting], advice=_advise_damaged(setting))
   format_field = document.optional('format')
   if format_field is None or format_field.value != FORMAT:
     raise UserError(f'{path}: expected the format {FORMAT!r}, got another one. '
                     f'{_advise_rewrite(setting).capitalize()}.')
-  grid = [side.whole(1, _MAX_POSITIONS) for side in document.field('grid').items()]
+  grid = [side.whole(1, _MAX_POSITIONS) for side in document.field('grid').elements()]
   if len(grid) != 2 or grid[0] * grid[1] > _MAX_POSITIONS:
     raise document.field('grid').error(f'two sides of a grid of at most {_MAX_POSITIONS:,} positions')
-  num_classes = document.field('num_classes').whole(1, 2**31 - 1)
   scores = document.field('scores')
   if scores.value not in (LOGITS, PROBABILITIES):
     raise scores.error(f'{LOGITS} or {PROBABILITIES}')
   return Info(
       source=document.field('source').text(), digest=document.field('digest').text(),
       num_examples=document.field('num_examples').whole(1), grid=(grid[0], grid[1]),
-      top=document.field('top').whole(1, min(num_classes, _MAX_TOP)), num_classes=num_classes,
+      top=document.field('top').whole(1, _MAX_TOP), num_classes=document.field('num_classes').whole(1, 2**31 - 1),
       per_part=document.field('per_part').whole(1), made=document.field('made').object(), scores=scores.value)
 
 
@@ -258,8 +259,11 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
   Returns:
     Whether answers were written; False if the folder has the same answers already.
 
-  Raises UserError if the folder has other content.
+  Raises UserError if the folder has other content, or `info.top` is too large to be read again.
   """
+  if info.top > _MAX_TOP:
+    raise UserError(f'{"objective" if info.scores == LOGITS else "data.pseudo"}.top: expected at most {_MAX_TOP:,} '
+                    f'classes of an answer, got {info.top:,}. Set a lower number.')
   plan = json.dumps({'format': FORMAT, **info._asdict()}, indent=1)
   if not files.is_vacant(folder):
     if not (folder / INFO).is_file() or documents.read_bytes(folder / INFO) != plan.encode():

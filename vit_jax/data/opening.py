@@ -93,7 +93,7 @@ def open_sources(data: schema.Data, *, image_px: tuple[int, int], order: Sequenc
                     f'{data.num_classes}. Set it to that, or to 0, which uses the number of the source.')
   if data.pseudo.source:
     from vit_jax.data.formats import pseudo  # only here: few runs have labels of a teacher
-    train = pseudo.add(train, open_unlabeled(data, image_px=image_px), data.pseudo, Rules.of(data))
+    train = pseudo.add_labeled_by_teacher(train, open_unlabeled(data, image_px=image_px), data.pseudo, Rules.of(data))
   return Sources(train, evaluation, train.class_names)
 
 

@@ -351,7 +351,7 @@ def _statistics(notes: Mapping[str, Sequence[documents.Field]], num_channels: in
   if num_channels == RGB:
     return {}
   split_notes = notes.get('train', next(iter(notes.values())))
-  sums = [[[value.number() for value in row.items()] for row in note.field('sums').items()] for note in split_notes]
+  sums = [[[x.number() for x in row.elements()] for row in note.field('sums').elements()] for note in split_notes]
   mean, std = channels.statistics(np.sum(sums, axis=0))
   if constant := [str(number) for number, value in enumerate(std) if not value > 0]:
     raise UserError(f'--data: expected channels whose values differ, got {", ".join(constant)} (counted from 0) with '

@@ -200,7 +200,7 @@ def read_text(path: str, what: str, *, expected: str = 'a text file', advice: st
     TemporaryError: the storage of the file still fails after a time.
     UserError: the file cannot be read, is too large, or is not text in UTF-8.
   """
-  with documents.explained(what, max_bytes=documents.MAX_BYTES, expected=expected, advice=advice):
+  with documents.explained(path, what, max_bytes=documents.MAX_BYTES, expected=expected, advice=advice):
     return read_file(path, documents.MAX_BYTES).decode('utf-8-sig')
 
 

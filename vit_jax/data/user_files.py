@@ -33,20 +33,18 @@ log = logging.getLogger('vit_jax.data')
 
 MAX_IMAGE_MIB = 512      # 3 bytes for each of `headers.MAX_PIXELS` pixels
 MAX_LABELS_BYTES = 2**30  # size of a label file: 14 million images with 70 bytes each
-FOLLOW = 'set data.follow_links=true (prepare, predict and inspect: --follow_links)'
-"""Advice in messages: how a person allows links that lead out of a folder."""
+FOLLOW = 'set data.follow_links=true (prepare, predict and inspect: --follow_links)'  # advice to allow links
 EXTENSIONS = tuple(extension for kind in headers.FORMATS.values() for extension in kind.extensions)
-ARRAY = '.npy'
-"""Extension of files with arrays; arrays are images if `data.channels` is not 3."""
-UNREAD = tuple(extension for kind in headers.UNREAD.values() for extension in kind.extensions)
-"""Extensions of image formats that are not supported."""
-_COMMANDS_BY_SCHEME = {
-    'gs': ('gcsfuse -o ro --implicit-dirs --cache-dir=/cache --file-cache-max-size-mb=-1 '
-           '--file-cache-cache-file-for-range-read --file-cache-enable-parallel-downloads '
-           '--metadata-cache-ttl-secs=-1 {only}{bucket} /data', '--only-dir={} ',
-           'gcloud storage rsync --recursive {} /data'),
-    's3': ('mount-s3 --read-only --cache=/cache {only}{bucket} /data', '--prefix={}/ ', 'aws s3 sync {} /data')}
-"""By scheme: the command that mounts a bucket, the option for a folder in it, and the command that copies a folder."""
+ARRAY = '.npy'  # extension of files with arrays, which are images if `data.channels` is not 3
+UNREAD = tuple(extension for kind in headers.UNREAD.values() for extension in kind.extensions)  # not supported
+# By scheme: templates of the commands that mount and copy a bucket, and of the option that mounts a folder in it.
+_MOUNT_BY_SCHEME = {
+    'gs': 'gcsfuse -o ro --implicit-dirs --cache-dir=/cache --file-cache-max-size-mb=-1 '
+          '--file-cache-cache-file-for-range-read --file-cache-enable-parallel-downloads --metadata-cache-ttl-secs=-1 '
+          '{only}{bucket} /data',
+    's3': 'mount-s3 --read-only --cache=/cache {only}{bucket} /data'}
+_FOLDER_OPTION_BY_SCHEME = {'gs': '--only-dir={} ', 's3': '--prefix={}/ '}
+_COPY_BY_SCHEME = {'gs': 'gcloud storage rsync --recursive {} /data', 's3': 'aws s3 sync {} /data'}
 _MAX_NAME_BYTES = 255  # length of the name of a file or folder on Linux
 # Keys of `Finder.ignored` for entries that are not counted by their extension.
 _BROKEN_LINK, _OUTSIDE_LINK = 'broken or circular links', 'links out of the folder'
@@ -72,18 +70,17 @@ class Rules(NamedTuple):
     return cls(data.follow_links, data.max_file_mib * 2**20, data.channels != RGB)
 
 
-OWN = Rules()
-"""The default rules, for a person's own folder when no setting changes the rules."""
+OWN = Rules()  # the rules for a person's own folder when no setting changes them
 
 
 def expand_home(path: str | os.PathLike[str]) -> str:
-  """Returns the path with `~` at the start replaced by the home directory, unless a file with this name exists."""
+  """Returns the path; `~` at the start is the home directory, unless a file with the name of the path exists."""
   name = os.fspath(path)
   return name if os.path.lexists(name) else os.path.expanduser(name)
 
 
 def resolve(where: str | os.PathLike[str], setting: str) -> str:
-  """Returns the absolute path of `where`, the value of a setting or flag; `~` is the home directory.
+  """Returns the absolute path of `where`, the value of a setting or flag; `~` at the start is the home directory.
 
   Raises UserError if `where` is an address such as `gs://...`.
   """
@@ -95,7 +92,7 @@ def resolve(where: str | os.PathLike[str], setting: str) -> str:
 
 
 def locate(where: str | os.PathLike[str], setting: str) -> str:
-  """Returns the absolute path, as `resolve` does, or `where` if it is the address of a folder in object storage.
+  """Returns the absolute path as `resolve`, or `where` if it is the address of a folder in object storage.
 
   Raises UserError if `where` is an address of another kind.
   """
@@ -112,11 +109,11 @@ def _advise_mount(folder_address: str) -> str:
   """Returns advice for a message: commands that mount or copy an address, such as `gs://BUCKET/PATH`, to a folder."""
   scheme, _, bucket_path = folder_address.partition('://')
   bucket, _, path = bucket_path.strip('/').partition('/')
-  if scheme not in _COMMANDS_BY_SCHEME:
+  if scheme not in _MOUNT_BY_SCHEME:
     return 'Copy it to a folder, and give the path of the folder.'
-  mount, folder_option, copy = _COMMANDS_BY_SCHEME[scheme]
-  mount = mount.format(bucket=bucket, only=folder_option.format(shlex.quote(path)) if path else '')
-  copy = copy.format(shlex.quote(folder_address.rstrip('/')))
+  folder_option = _FOLDER_OPTION_BY_SCHEME[scheme].format(shlex.quote(path)) if path else ''
+  mount = _MOUNT_BY_SCHEME[scheme].format(bucket=bucket, only=folder_option)
+  copy = _COPY_BY_SCHEME[scheme].format(shlex.quote(folder_address.rstrip('/')))
   return (f'Mount it with a cache of complete files, or copy it, and give the folder /data:\n  {mount}\n  {copy}\n'
           '  launch/tpu_pod.sh does either on every host: --data=gs://BUCKET/FOLDER --data_mode=mount or copy.\n'
           '  array_record:gs://BUCKET/FOLDER, which vit-jax prepare writes, needs neither, nor do wds: and tfrecord:.')
@@ -165,17 +162,17 @@ def read_image(path: str | os.PathLike[str], max_bytes: int = MAX_IMAGE_MIB * 2*
                    'config raise data.max_file_mib') from None
 
 
-def read_lines(path: str | os.PathLike[str], what: str, *, expected: str = 'a text file',
+def read_lines(path: str | os.PathLike[str], subject: str, *, expected: str = 'a text file',
                advice: str = 'Check the path.') -> Iterator[str]:
   """Yields the lines of a label file including line ends, without reading the complete file into memory.
 
-  Takes the arguments of `documents.read_text` and raises the errors of that function. Also raises UserError if the path
-  is not an ordinary file, or if the file has more than `MAX_LABELS_BYTES`.
+  The arguments and errors are those of `documents.read_text`, with three differences: a `~` stays as it is, the file
+  may have `MAX_LABELS_BYTES`, and a failing storage is not read again.
   """
-  with documents.explained(what, max_bytes=MAX_LABELS_BYTES, expected=expected, advice=advice):
+  with documents.explained(path, subject, max_bytes=MAX_LABELS_BYTES, expected=expected, advice=advice):
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
-      raise UserError(f'{what}: expected {expected}, got something that is not a file. {advice}')
+      raise UserError(f'{subject}: expected {expected}, got something that is not a file. {advice}')
     if status.st_size > MAX_LABELS_BYTES:
       raise documents.TooLarge(path, status.st_size, MAX_LABELS_BYTES)
     try:
@@ -202,7 +199,7 @@ class Folder(NamedTuple):
 
   path: path relative to the root, with forward slashes.
   time_ns: modification time of the folder.
-  files: name and size in bytes of each image file; the caller consumes `files` before the next folder.
+  files: name and size in bytes of each image file; they can be read until the next folder is taken.
   """
   path: str
   time_ns: int
@@ -235,9 +232,10 @@ class Finder:
     self._base, self._linked = os.path.realpath(root), set()
     start = os.path.join(root, prefix)
     check_inside(start, root, self._rules)
+    # By the real path, and by the path as written, since a link may lead to a folder of either.
     above = [*pathlib.Path(os.path.realpath(start)).parents,
              *(pathlib.Path(root, parent) for parent in pathlib.PurePath(prefix).parents)]
-    return self._walk(root, prefix, tuple((status.st_dev, status.st_ino) for status in map(os.stat, above)))
+    return self._walk(root, prefix, tuple((status.st_dev, status.st_ino) for status in map(_stat, above)))
 
   def _walk(self, root: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Folder]:
     """Yields `root/prefix` and all folders below it; `above` has device and inode of each folder around it."""
@@ -245,10 +243,7 @@ class Finder:
     if prefix.count('/') >= _MAX_DEPTH:
       raise UserError(f'{root}: expected at most {_MAX_DEPTH} folders inside of one another, got more in '
                       f'{prefix[:80]}…. Move the images up.')
-    try:
-      status = os.stat(folder)
-    except OSError as error:
-      raise failures.unreadable(error, folder) from error
+    status = _stat(folder)
     identity = status.st_dev, status.st_ino
     if identity in above:  # a link to a parent folder
       self.ignored[_BROKEN_LINK] += 1
@@ -258,8 +253,10 @@ class Finder:
         self.ignored[_SECOND_LINK] += 1
         return
       self._linked.add(identity)
-    subfolders: list[str] = []  # filled while the consumer reads `files`
-    yield Folder(prefix, status.st_mtime_ns, self._scan(folder, subfolders))
+    subfolders: list[str] = []  # complete when all files are read
+    files = self._scan(folder, subfolders)
+    yield Folder(prefix, status.st_mtime_ns, files)
+    collections.deque(files, maxlen=0)  # reads the files that the caller has not read
     for name in subfolders:
       yield from self._walk(root, f'{prefix}/{name}' if prefix else name, (*above, identity))
 
@@ -292,8 +289,15 @@ class Finder:
       if failures.is_temporary(error):  # the image may exist, so it is not ignored
         raise
       is_broken = True
-    self.ignored[_BROKEN_LINK if is_broken else extension or _NO_EXTENSION] += 1
+    self.ignored[_BROKEN_LINK if is_broken else (extension or _NO_EXTENSION)] += 1
     return None
+
+
+def _stat(folder: str | os.PathLike[str]) -> os.stat_result:
+  try:
+    return os.stat(folder)
+  except OSError as error:
+    raise failures.unreadable(error, os.fspath(folder)) from error
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -319,14 +323,15 @@ def describe_ignored(ignored: Mapping[str, int]) -> str:
   """Returns a text such as `12 files: .heic (10), .txt (2)`, with advice about ignored images; '' without files."""
   if not ignored:
     return ''
-  kinds = [f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda item: (-item[1], item[0]))]
+  counts = sorted(ignored.items(), key=lambda item: (-item[1], item[0]))
+  kinds = [f'{documents.shown(name)} ({count:,})' for name, count in counts]
   num_files, num_unnamed = sum(ignored.values()), len(kinds) - _MAX_NAMED_KINDS
   text = f'{num_files:,} file{"s" * (num_files > 1)}: {", ".join(kinds[:_MAX_NAMED_KINDS])}'
   if num_unnamed > 0:
     text += f' and {num_unnamed} more kind{"s" * (num_unnamed > 1)}'
   if unread := [name for name in UNREAD if name in ignored]:
     text += (f'. {" ".join(unread)} images are not supported. Convert them to JPEG, for example with ImageMagick: '
-             "magick mogrify -format jpg '*.heic'")
+             f"magick mogrify -format jpg '*{unread[0]}'")
   if _OUTSIDE_LINK in ignored:
     text += f'. Links out of the folder are not read; {FOLLOW} to read them'
   return text

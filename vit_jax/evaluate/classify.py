@@ -64,7 +64,7 @@ class TopK:
                name: str = 'the split', bar: bool = False) -> None:
     results.check_size(name, loader.num_examples)
     self._predict, self._prepare, self._loader, self._mesh = predict, prepare, loader, mesh
-    self._rows, self._more = meshes.local_rows(mesh), metrics
+    self._rows, self._more = meshes.local_shard(mesh), metrics
     self._allowed = np.ones(num_classes, bool) if allowed is None else allowed
     self._limit, self._name, self._bar = limit, name, bar
     size = targets.num_bytes(loader.num_examples, num_classes)

@@ -83,7 +83,7 @@ class Extractor:
   def __call__(self, rows: range) -> Block:
     """Returns the values of a range of examples; those that cannot be decoded are zeros, and have a problem."""
     part = take(self.source, rows, name=self.source.name)
-    shard = features.meshes.local_rows(self.mesh)
+    shard = features.meshes.local_shard(self.mesh)
     loader = loaders.eval_loader(part, recipe=self.recipe, image_px=self.image_px, batch_size=self.batch_size,
                                  shard=shard, threads=self.threads)
     split = features.Split(self.reader, prepare_eval(self.recipe), loader, batch_size=self.batch_size, mesh=self.mesh,

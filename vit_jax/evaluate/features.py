@@ -283,7 +283,7 @@ class Split:
     self.name, self.mesh, self.num_examples = name, mesh, loader.num_examples
     self._reader, self._prepare, self._loader, self._store = reader, prepare, loader, store
     self._identity, self._bar = identity, bar
-    self._shard = meshes.local_rows(mesh)
+    self._shard = meshes.local_shard(mesh)
     self.layout = Layout(loader.num_examples, batch_size, self._shard.count, self._shard.parts)
     self.spent_s = 0.
     """Seconds that the last call of `table` needed to compute features; 0 = they were stored."""

@@ -177,9 +177,9 @@ def open_complete(path: pathlib.Path) -> Written:
   fields.field('num_rows').whole()
   fields.field('num_bad').whole()
   shape = fields.field('shape')
-  if not 0 < math.prod(size.whole(1, _MOST_VALUES) for size in shape.items()) <= _MOST_VALUES:
+  if not 0 < math.prod(size.whole(1, _MOST_VALUES) for size in shape.elements()) <= _MOST_VALUES:
     raise shape.error(f'sizes of at most {_MOST_VALUES:,} values')
-  for shard in fields.field('shards').items() if path.is_dir() else ():
+  for shard in fields.field('shards').elements() if path.is_dir() else ():
     name = shard.field('file').text()
     if os.path.basename(name) != name:
       raise shard.field('file').error('the name of a file in the folder')
@@ -208,7 +208,7 @@ def finish_folder(part: pathlib.Path, target: pathlib.Path, info: Info, notes: N
 
 def files_of(folder: pathlib.Path) -> set[str]:
   """Returns the names of the files of a complete folder."""
-  return {INFO, SUMS, *(shard.field('file').text() for shard in documents.read(folder / INFO).field('shards').items())}
+  return {INFO, SUMS, *(shard.field('file').text() for shard in documents.read(folder / INFO).field('shards').elements())}
 
 
 def _totals(notes: Notes) -> dict[str, int]:

@@ -84,7 +84,7 @@ class Tokens:
     check_size(name, len(images.source))
     self.images, self.mesh, self.name, self.num_examples = images, mesh, name, len(images.source)
     self._reader, self._prepare, self._threads, self._bar = reader, prepare, threads, bar
-    self.shard = meshes.local_rows(mesh)
+    self.shard = meshes.local_shard(mesh)
     self._num_windows = len(self.shard.rows(batch_size))
 
   def stream(self, selected: PyTree, heads: Heads) -> Iterator[tuple[Batch, HostArray]]:

@@ -128,7 +128,7 @@ def with_orientation(config: schema.Config, source: Source) -> schema.Config:
 def open_mesh(config: schema.Config) -> tuple[Mesh, Shard]:
   """Returns the mesh over all devices, and the rows of each batch that this process loads."""
   mesh = meshes.make(config.mesh)
-  return mesh, meshes.local_rows(mesh)
+  return mesh, meshes.local_shard(mesh)
 
 
 def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None = None,

@@ -306,7 +306,7 @@ def _check_objects(config: schema.Config, data: build.Data | None, weights: Weig
   has_texts = any(isinstance(settings, schema.TextEvaluation) for settings in config.evals.values())
   if parts and targets and (reads_weights or not has_texts):  # evaluations with texts read the weights
     collector.call(lambda: build.resources(
-        config, opened, parts.objective, mesh=mesh, shard=meshes.local_rows(mesh)).evaluators())
+        config, opened, parts.objective, mesh=mesh, shard=meshes.local_shard(mesh)).evaluators())
 
 
 def known_numbers(config: schema.Config) -> build.Numbers:

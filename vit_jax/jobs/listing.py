@@ -1,7 +1,7 @@
 """`--job=list`: lists configs, networks, published weights and records by name, as text, Markdown or JSON.
 
-`commands.Command.run` calls `run`, which makes a `Table` for each kind of names with `table`, and prints the table with
-`text` or `markdown`. The Markdown of this job is in `docs/reference/`.
+`commands.Command.run` calls `run`, whose parameters have the names of the flags. `run` makes a `Table` for each kind of
+names with `make_table`, and prints it with `as_text` or `as_markdown`, whose output is in `docs/reference/`.
 """
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from vit_jax.config import files as configs
+from vit_jax.config import files as config_catalog
 from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 from vit_jax.record import console
@@ -28,21 +28,25 @@ _MIN_WIDTH = 20  # characters of a line, even if the terminal is narrower
 _FACTOR_BY_UNIT = {'B': 1e9, 'M': 1e6, 'K': 1e3}  # units of `--max_params=30M`
 
 
+class Column(NamedTuple):
+  """A column of a table. Numbers are aligned to the right. Text has the columns with `in_text`, Markdown has all."""
+  heading: str
+  is_number: bool = False
+  in_text: bool = True
+
+
 class Table(NamedTuple):
   """A table with a row for each name of a kind.
 
-  title, about, columns: the heading of the page in Markdown, the paragraph below it, the headings of the columns.
-  num_text_columns: how many columns, from the first on, are shown as text; Markdown has all.
-  is_number: for each column, whether the cells are numbers, which are aligned to the right.
+  title, about: the heading of the page in Markdown, and the paragraph below it.
   rows, entries: for each name, the cells, and the fields for JSON.
   """
   title: str
   about: str
-  columns: tuple[str, ...]
-  num_text_columns: int
-  is_number: tuple[bool, ...]
+  columns: tuple[Column, ...]
   rows: list[tuple[str, ...]]
   entries: list[dict[str, object]]
+  has_text_headings: bool = True  # whether text has the headings of the columns
 
 
 class Filter(NamedTuple):
@@ -69,49 +73,54 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str, m
   Raises UserError if no name matches a pattern, or a filter has no effect on a kind that is listed.
   """
   patterns = {'configs': configs, 'models': models, 'weights': weights, 'records': records}
-  patterns = {kind: pattern for kind, pattern in patterns.items() if pattern} or {'configs': '*'}
+  patterns = {kind: pattern for kind, pattern in patterns.items() if pattern}
   filters = Filter(math.inf if max_params is None else max_params, family or '*', data or '*', license or '*', px)
-  for name in _active_filters(filters):
-    filtered_kinds = ('weights',) if name in ('data', 'license', 'px') else ('models', 'weights')
-    if unfiltered := [kind for kind in patterns if kind not in filtered_kinds]:
-      flags = ' or '.join(f'--{kind}' for kind in filtered_kinds)
-      advice = f'Remove --{", --".join(unfiltered)}' if len(unfiltered) < len(patterns) else f'Set {flags} instead'
-      raise UserError(f'--{name}: expected it with {flags} alone, got it with --{", --".join(patterns)}. {advice}.')
+  _check_filters(filters, patterns)
+  patterns = patterns or {'configs': '*'}
   # Listing configs is quick: it reads files, and does not import jax.
   with contextlib.nullcontext() if [*patterns] == ['configs'] else console.stages_shown():
-    console.begin_stage('importing jax')
-    with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # a list without names is a warning there, and an error here
-      tables = {kind: table(kind, pattern, filters) for kind, pattern in patterns.items()}
+    console.begin_stage('listing names')
+    table_by_kind = {kind: make_table(kind, pattern, filters) for kind, pattern in patterns.items()}
     console.end_stage()
-  if empty := [kind for kind, listed in tables.items() if not listed.rows]:
+  if empty := [kind for kind, table in table_by_kind.items() if not table.rows]:
     raise UserError('\n'.join(_describe_no_match(kind, patterns[kind], filters) for kind in empty))
   if format == 'json':
-    print(json.dumps({kind: listed.entries for kind, listed in tables.items()}, indent=1, ensure_ascii=False))
+    print(json.dumps({kind: table.entries for kind, table in table_by_kind.items()}, indent=1, ensure_ascii=False))
   else:
     width = max(_MIN_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 0
-    print('\n\n'.join(markdown(listed) if format == 'markdown' else text(listed, width) for listed in tables.values()))
+    print('\n\n'.join(as_markdown(table) if format == 'markdown' else as_text(table, width)
+                      for table in table_by_kind.values()))
   return 0
 
 
-def table(kind: str, pattern: str = '*', filters: Filter = NO_FILTER) -> Table:
+def _check_filters(filters: Filter, patterns: Mapping[str, str]) -> None:
+  """Raises UserError if a filter has no effect on a kind of the command line; `patterns` has the pattern of each."""
+  for name in _active_filters(filters):
+    filtered_kinds = ('weights',) if name in ('data', 'license', 'px') else ('models', 'weights')
+    flags = ' or '.join(f'--{kind}' for kind in filtered_kinds)
+    if not patterns:
+      raise UserError(f'--{name}: expected it with {flags}, got no such flag. Set {flags}.')
+    if unfiltered := [kind for kind in patterns if kind not in filtered_kinds]:
+      advice = f'Remove --{", --".join(unfiltered)}' if len(unfiltered) < len(patterns) else f'Set {flags} instead'
+      raise UserError(f'--{name}: expected it with {flags} alone, got it with --{", --".join(patterns)}. {advice}.')
+
+
+def make_table(kind: str, pattern: str = '*', filters: Filter = NO_FILTER) -> Table:
   """Returns the table of one of `KINDS`; filters have no effect on configs and records."""
-  make_table = {'configs': _make_configs, 'models': _make_models, 'weights': _make_weights, 'records': _make_records}
-  return make_table[kind](pattern, filters)
+  make = {'configs': _make_configs, 'models': _make_models, 'weights': _make_weights, 'records': _make_records}[kind]
+  with warnings.catch_warnings(action='ignore'):  # a list without names is a warning there, and an error in `run`
+    return make(pattern, filters)
 
 
-def text(listed: Table, width: int = 0) -> str:
+def as_text(table: Table, width: int = 0) -> str:
   """Returns the headings, except for configs, and the rows, in lines of at most `width` characters; 0 = no limit."""
-  rows = [row[:listed.num_text_columns] for row in listed.rows]
-  if listed.columns[0] != 'config':
-    rows.insert(0, listed.columns[:listed.num_text_columns])
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = []
-  for row in rows:
-    cells = [cell.rjust(cell_width) if is_number else cell.ljust(cell_width) for cell, cell_width, is_number in zip(
-        row, widths, listed.is_number[:listed.num_text_columns], strict=True)]
-    lines.append(_wrap(cells, width))
-  return '\n'.join(lines)
+  headings = [tuple(column.heading for column in table.columns)] if table.has_text_headings else []
+  padded_columns = []
+  for column, cells in zip(table.columns, zip(*headings, *table.rows, strict=True), strict=True):
+    if column.in_text:
+      cell_width = max(map(len, cells))
+      padded_columns.append([cell.rjust(cell_width) if column.is_number else cell.ljust(cell_width) for cell in cells])
+  return '\n'.join(_wrap(cells, width) for cells in zip(*padded_columns, strict=True))
 
 
 def _wrap(cells: Sequence[str], width: int) -> str:
@@ -124,31 +133,29 @@ def _wrap(cells: Sequence[str], width: int) -> str:
   if not width or len(line) <= width:
     return line
   first_cells = '  '.join(cells[:-1])
-  if len(first_cells) <= width // 2:
-    indent = ' ' * (len(first_cells) + 2)
-    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
-  if len(first_cells) <= width:
+  if width // 2 < len(first_cells) <= width:
     last_cell = textwrap.fill(_INDENT + cells[-1], width, subsequent_indent=_INDENT, break_on_hyphens=False)
     return f'{first_cells.rstrip()}\n{last_cell}'
-  return textwrap.fill(line, width, subsequent_indent=_INDENT, break_on_hyphens=False)
+  indent = _INDENT if len(first_cells) > width else ' ' * (len(first_cells) + 2)
+  return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def markdown(listed: Table) -> str:
+def as_markdown(table: Table) -> str:
   """Returns a page with a heading, a paragraph and a table."""
-  alignment = ['---:' if is_number else '---' for is_number in listed.is_number]
-  rows = [[cell.replace('|', '\\|') for cell in row] for row in listed.rows]
-  lines = [f'| {" | ".join(cells)} |' for cells in (listed.columns, alignment, *rows)]
-  return f'# {listed.title}\n\n{listed.about}\n\n' + '\n'.join(lines)
+  alignment = ['---:' if column.is_number else '---' for column in table.columns]
+  rows = [[cell.replace('|', '\\|') for cell in row] for row in table.rows]
+  lines = [f'| {" | ".join(cells)} |' for cells in ([column.heading for column in table.columns], alignment, *rows)]
+  return f'# {table.title}\n\n{table.about}\n\n' + '\n'.join(lines)
 
 
 def _make_configs(pattern: str, _: Filter) -> Table:
-  entries = configs.list_configs(pattern)
+  entries = config_catalog.list_configs(pattern)
   return Table(
       'Configs', 'Use a name as `--config=NAME`, or `--config=NAME:ARGUMENTS` with arguments of these kinds, such as '
       '`--config=finetune:B/16,pets`. This page is the output of `vit-jax list --configs --format=markdown`.',
-      ('config', 'about', 'arguments'), 2, (False, False, False),
-      [(config.name, config.about, ', '.join(config.arguments)) for config in entries],
-      [{**config._asdict(), 'path': os.fspath(config.path)} for config in entries])
+      columns=(Column('config'), Column('about'), Column('arguments', in_text=False)), has_text_headings=False,
+      rows=[(config.name, config.about, ', '.join(config.arguments)) for config in entries],
+      entries=[{**config._asdict(), 'path': os.fspath(config.path)} for config in entries])
 
 
 def _make_models(pattern: str, filters: Filter) -> Table:
@@ -159,27 +166,28 @@ def _make_models(pattern: str, filters: Filter) -> Table:
       'those of a forward pass of one image of the given side in pixels, with two FLOPs per multiply-add. Other patch '
       'sides of plain ViTs and Mixers (`B/20`) and other factors of BiT (`BiT-R101x2`) work too. This page is the '
       'output of `vit-jax list --models --format=markdown`.',
-      ('model', 'parameters', 'GFLOPs', 'px', 'source', 'family'), 5, (False, True, True, True, False, False),
-      [(model.name, _millions(model.parameters), _billions(model.flops), str(model.px), model.source, model.family)
-       for model in entries],
-      [model._asdict() for model in entries])
+      columns=(Column('model'), Column('parameters', is_number=True), Column('GFLOPs', is_number=True),
+               Column('px', is_number=True), Column('source'), Column('family', in_text=False)),
+      rows=[(model.name, _millions(model.parameters), _billions(model.flops), str(model.px), model.source, model.family)
+            for model in entries],
+      entries=[model._asdict() for model in entries])
 
 
 def _make_weights(pattern: str, filters: Filter) -> Table:
   from vit_jax.weights import catalog
   entries = catalog.list_weights(pattern, **filters._asdict())
-  other_names = '; '.join(f'`{pattern}` ({meaning})' for pattern, meaning in catalog.PATTERNS)
+  other_names = '; '.join(f'`{other}` ({meaning})' for other, meaning in catalog.PATTERNS)
   return Table(
       'Published weights', 'Use a name as `--weights=NAME`, `--config.init_from=NAME` or `vit_jax.load(NAME)`; the '
       'file is downloaded once. Licenses are those of the repositories that publish the files, as far as known: check '
-      'them there before use. A dash in the column px means that '
-      f'the name does not give the image size. Other names that work: {other_names}. This page is the output of '
-      '`vit-jax list --weights --format=markdown`.',
-      ('weights', 'parameters', 'px', 'license', 'data', 'model', 'classes', 'GFLOPs', 'source'), 5,
-      (False, True, True, False, False, False, True, True, False),
-      [(entry.name, _millions(entry.parameters), str(entry.px or '–'), entry.license, entry.data, entry.model,
-        f'{entry.num_classes:,}', _billions(entry.flops), entry.source) for entry in entries],
-      [entry._asdict() for entry in entries])
+      'them there before use. A dash in the column px means that the name does not give the image size. Other names '
+      f'that work: {other_names}. This page is the output of `vit-jax list --weights --format=markdown`.',
+      columns=(Column('weights'), Column('parameters', is_number=True), Column('px', is_number=True), Column('license'),
+               Column('data'), Column('model', in_text=False), Column('classes', is_number=True, in_text=False),
+               Column('GFLOPs', is_number=True, in_text=False), Column('source', in_text=False)),
+      rows=[(entry.name, _millions(entry.parameters), str(entry.px or '–'), entry.license, entry.data, entry.model,
+             f'{entry.num_classes:,}', _billions(entry.flops), entry.source) for entry in entries],
+      entries=[entry._asdict() for entry in entries])
 
 
 def _make_records(pattern: str, _: Filter) -> Table:
@@ -187,9 +195,9 @@ def _make_records(pattern: str, _: Filter) -> Table:
   entries = [record for record in map(records.read_file, records.paths()) if globs.matches(record.id, pattern)]
   return Table(
       'Records', 'Numbers of the documentation, each with the command that gives it again: `vit-jax replay ID`.',
-      ('record', 'kind', 'replayed', 'claim'), 4, (False, False, False, False),
-      [(record.id, record.kind, record.replayed, record.sentence) for record in entries],
-      [{'id': record.id, **records.to_plain(record)} for record in entries])
+      columns=(Column('record'), Column('kind'), Column('replayed'), Column('claim')),
+      rows=[(record.id, record.kind, record.replayed, record.sentence) for record in entries],
+      entries=[{'id': record.id, **records.to_plain(record)} for record in entries])
 
 
 def _active_filters(filters: Filter) -> dict[str, object]:
@@ -199,7 +207,7 @@ def _active_filters(filters: Filter) -> dict[str, object]:
 def _describe_no_match(kind: str, pattern: str, filters: Filter) -> str:
   """Returns the error for a table without rows: for the filters if the pattern alone matches, else for the pattern."""
   values = _active_filters(filters) if kind in ('models', 'weights') else {}
-  matching = table(kind, pattern).entries if values else []
+  matching = make_table(kind, pattern).entries if values else []
   if matching:
     if 'max_params' in values:
       unit, factor = next((pair for pair in _FACTOR_BY_UNIT.items() if filters.max_params >= pair[1]), ('', 1.))
@@ -211,12 +219,12 @@ def _describe_no_match(kind: str, pattern: str, filters: Filter) -> str:
                        for name in values if name != 'max_params'}
     known = '; '.join(f'{name}: {", ".join(names)}' for name, names in names_by_filter.items())
     return f'{message} What there is: {known}.' if known else message
-  names = [row[0] for row in table(kind).rows]
+  names = [row[0] for row in make_table(kind).rows]
   message = f'--{kind}: {globs.no_match(pattern, names)} List all names with vit-jax list --{kind}.'
-  if kind == 'weights':
-    from vit_jax.weights import catalog
-    message += f' {catalog.others()}'
-  return message
+  if kind != 'weights':
+    return message
+  from vit_jax.weights import catalog
+  return f'{message} {catalog.others()}'
 
 
 def _millions(number: int) -> str:

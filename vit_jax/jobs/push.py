@@ -137,10 +137,10 @@ def _find_originals(source: str) -> list[str]:
 def _find_labelers(run: pathlib.Path) -> list[str]:
   """Returns the teachers that labeled the images of a run; for label maps of an unknown teacher, their folder."""
   config = documents.read(run / 'config.json', advice='Restore the file.')
-  teacher = config.part('data').part('pseudo').field('teacher', default='').text()
-  map_teacher = map_folder = config.part('objective').field('maps', default='').text()
+  teacher = config.object_or_empty('data').object_or_empty('pseudo').field('teacher', default='').text()
+  map_teacher = map_folder = config.object_or_empty('objective').field('maps', default='').text()
   path = pathlib.Path(os.path.expanduser(map_folder), answers.INFO)
   if map_folder and path.is_file():
     info = documents.read(path, advice='Copy the label maps again.')
-    map_teacher = info.part('made').field('weights', default=map_folder).text()
+    map_teacher = info.object_or_empty('made').field('weights', default=map_folder).text()
   return [labeler for labeler in (teacher, map_teacher) if labeler]

@@ -1,8 +1,8 @@
 """Labels by a trained classifier: label maps (`--job=prepare`), and the labels of Noisy Student's unlabeled images.
 
 Label maps: each stored image is resized to the input size of the teacher without preserving the aspect ratio, so that
-the map covers the complete image. The head of the teacher is applied to each patch token (in networks that pool by the
-mean, to the tokens before pooling), and the most likely classes are kept with their logits, as in the authors'
+the map covers the complete image. The head of the teacher was trained on the class token or on the mean of the tokens.
+Here the head is applied to each patch token, and the most likely classes are kept with their logits, as in the authors'
 generate_label.py (zihangJiang/TokenLabeling@9dbfd59, whose maps cover only the central square of the image).
 
 Noisy Student (arXiv 1911.04252): the teacher labels the images before the training of the student begins, part by part.
@@ -15,10 +15,11 @@ Both functions call `answers.write`, which calls a `_Labeler` for each part that
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +46,11 @@ from vit_jax.weights.hints import AS_FOUND, Reading
 from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
-PER_PART = 4_096  # unlabeled images in a part; a killed process loses at most one part
+_IMAGES_PER_PART_OF_LABELS = 4_096  # a killed process loses at most one part
 
 
 class _Stopped(Exception):
-  """Is raised in `answers.write` after a signal to stop. Finished parts remain on the disk."""
+  """Ends `answers.write` after the signal that the argument names. Finished parts remain on the disk."""
 
 
 def run(config: schema.Config, teacher_weights: str, to: pathlib.Path, reading: Reading = AS_FOUND) -> int:
@@ -83,10 +84,10 @@ def run(config: schema.Config, teacher_weights: str, to: pathlib.Path, reading: 
       {'weights': teacher.source, 'image_px': list(preprocess.image_px)}, answers.LOGITS)
   resize = schema.Recipe(interpolation=preprocess.interpolation, antialias=preprocess.antialias,
                          truncate=preprocess.truncate, mean=preprocess.mean, std=preprocess.std)
-  with _progress(len(source), shown=True) as show:
-    is_new = answers.write(to, info, _Labeler(
-        teacher, source, info, recipe=transforms.read_as(resize, config.data.recipe), batch_size=config.batch_size,
-        mesh=meshes.make(config.mesh), threads=config.data.threads, on_done=show), setting='--to')
+  labeler = _Labeler(teacher, source, info, recipe=transforms.read_as(resize, config.data.recipe),
+                     batch_size=config.batch_size, mesh=meshes.make(config.mesh), threads=config.data.threads)
+  with progress.Progress(len(source), start=0, shown=True, unit='images') as bar:
+    is_new = answers.write(to, info, functools.partial(labeler, on_done=bar.update), setting='--to')
   print(f'{"Written to" if is_new else "Already in"} {to}: {len(source):,} maps of {grid[0]} x {grid[1]}. Use them '
         f'with --config.objective.maps={to} --config.objective.map_grid={grid[0]},{grid[1]}')
   return 0
@@ -98,57 +99,57 @@ def ensure(config: schema.Config) -> str:
   Returns:
     The name of the signal that stopped the labeling, or ''. With several processes, a signal ends the program at once.
 
-  Raises UserError if the teacher cannot be read or has other classes, or the directory has other content.
+  Raises UserError if the teacher, the content of the directory, or the batch size does not fit the config.
   """
   settings = config.data.pseudo
   folder = pathlib.Path(user_files.resolve(settings.labels, 'data.pseudo.labels'))
   if not settings.source or (folder / answers.INFO).is_file():
     return ''
+  num_devices = jax.device_count()
+  if config.mesh.tensor or config.batch_size >= num_devices:  # else `config/layout.py` sets a `tensor` that fits
+    meshes.check_batch(meshes.make(config.mesh), config.batch_size, 1, what='batch_size')
   teacher = _load_teacher(settings.teacher)
   labeled = opening.open_split(config.data, config.data.train_split, image_px=config.image_px)
   init_state.check_order(teacher, labeled.class_names, config.data)
   source = opening.open_unlabeled(config.data, image_px=config.image_px)
   config = build.with_orientation(config, source)
   info = answers.Info(
-      source.name, source.digest, len(source), (1, 1), settings.top, teacher.num_classes, PER_PART,
+      source.name, source.digest, len(source), (1, 1), settings.top, teacher.num_classes, _IMAGES_PER_PART_OF_LABELS,
       {'teacher': redacted(settings.teacher), 'weights': teacher.source, 'image_px': list(teacher.preprocess.image_px),
        'classes': pseudo.classes_digest(labeled.class_names)},
       answers.PROBABILITIES)
+  mesh = meshes.make(schema.Mesh(), jax.local_devices())
+  images_per_device = -(-config.batch_size // num_devices)  # rounded up: a run with mesh.tensor may have too few images
+  recipe = transforms.read_as(inference.eval_recipe(teacher), config.data.recipe)
+  labeler = _Labeler(teacher, source, info, recipe=recipe, batch_size=images_per_device * mesh.size, mesh=mesh,
+                     threads=config.data.threads)
   process_id, num_processes = jax.process_index(), jax.process_count()
-  with (StopRequest() if num_processes == 1 else contextlib.nullcontext()) as request, \
-      contextlib.suppress(_Stopped), _progress(len(source), shown=config.train.progress and not process_id) as show:
-    def show_or_stop(num_done: int) -> None:
-      if request is not None and request.reason(0):
-        raise _Stopped
-      show(num_done)
+  request = StopRequest() if num_processes == 1 else None
+  bar = progress.Progress(len(source), start=0, shown=config.train.progress and process_id == 0, unit='images')
 
-    def wait_for_all(barrier_name: str) -> None:
-      if num_processes > 1:
-        multihost_utils.sync_global_devices(f'vit_jax {barrier_name}')
+  def show_or_stop(position: int, values: dict[str, float]) -> None:
+    if request is not None and request.reason(0):
+      raise _Stopped(request.reason(0))
+    bar.update(position, values)
 
-    answers.write(folder, info, _Labeler(
-        teacher, source, info, recipe=transforms.read_as(inference.eval_recipe(teacher), config.data.recipe),
-        batch_size=config.batch_size // num_processes, mesh=meshes.make(schema.Mesh(), jax.local_devices()),
-        threads=config.data.threads, on_done=show_or_stop),
-        setting=answers.LABELS, process=(process_id, num_processes), barrier=wait_for_all)
+  def wait_for_all(barrier_name: str) -> None:
+    if num_processes > 1:
+      multihost_utils.sync_global_devices(f'vit_jax {barrier_name}')
+
+  with request or contextlib.nullcontext(), bar:
+    try:
+      answers.write(folder, info, functools.partial(labeler, on_done=show_or_stop), setting=answers.LABELS,
+                    process=(process_id, num_processes), barrier=wait_for_all)
+    except _Stopped as stopped:
+      return str(stopped)
     log.info('Labels of %s images are in %s', f'{len(source):,}', folder)
-    return ''
-  assert request is not None  # `_Stopped` was raised
-  return request.reason(0)
+    return request.reason(0) if request else ''  # a signal may follow the last batch
 
 
 def _load_teacher(address: str, reading: Reading = AS_FOUND) -> Weights:
   teacher = loading.load(address, **reading._asdict())
   log.info('Teacher: %s', loading.text(teacher))
   return teacher
-
-
-@contextlib.contextmanager
-def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-  """Shows a progress bar with images per second; yields a function that updates the bar to a number of done images."""
-  began_s = time.monotonic()
-  with progress.Progress(total, start=0, shown=shown, unit='images') as bar:
-    yield lambda done: bar.update(done, {'train/images_per_s': done / max(1e-9, time.monotonic() - began_s)})
 
 
 class _Labeler:
@@ -160,35 +161,40 @@ class _Labeler:
     recipe: how images are resized and normalized.
     mesh, batch_size: the devices, which all belong to this process, and the number of images over all devices.
     threads: the number of threads that read images; 0 = one per core.
-    on_done: called with the number of finished examples of the source.
   """
 
   def __init__(self, teacher: Weights, source: Source, info: answers.Info, *, recipe: schema.Recipe, batch_size: int,
-               mesh: Mesh, threads: int, on_done: Callable[[int], None]) -> None:
+               mesh: Mesh, threads: int) -> None:
     meshes.check_batch(mesh, batch_size, 1, what='batch_size')
-    self._teacher, self._source, self._info, self._mesh, self._on_done = teacher, source, info, mesh, on_done
+    self._teacher, self._source, self._info, self._mesh = teacher, source, info, mesh
     self._recipe, self._batch_size, self._threads = recipe, batch_size, threads
-    self._shard = meshes.local_rows(mesh)
+    self._num_labeled, self._began_s = 0, time.monotonic()
+    self._shard = meshes.local_shard(mesh)
     self._params = jax.device_put(inference.parameters(teacher), meshes.replicated(mesh))
     self._prepare, self._predict = prepare_eval(recipe), jax.jit(self._top_classes)
 
-  def __call__(self, rows: range) -> tuple[HostArray, HostArray]:
+  def __call__(self, rows: range, *, on_done: Callable[[int, dict[str, float]], None]) -> tuple[HostArray, HostArray]:
     """Returns the classes with the highest scores, `[n, h, w, k] i32`, and the scores, `[n, h, w, k] f32`.
 
-    The scores of unreadable images are 0. Beyond the number of classes, classes and scores are 0.
+    The scores of unreadable images are 0. Beyond the number of classes, classes and scores are 0. Calls `on_done` after
+    each batch with the position in the source, and with the images per second of all processes since their start.
     """
     part = take(self._source, rows, name=self._source.name)
     loader = loaders.eval_loader(part, recipe=self._recipe, image_px=self._teacher.preprocess.image_px,
                                  batch_size=self._batch_size, shard=self._shard, threads=self._threads)
     classes, scores = [], []
-    for batch in loader.batches():
-      image = meshes.put_batch({'image': batch['image']}, self._mesh, self._shard)
-      prepared = self._prepare(image, jax.random.key(0), jnp.zeros((), jnp.int32))['image']
-      batch_classes, batch_scores = jax.device_get(self._predict(self._params, prepared))
-      classes.append(batch_classes)
-      scores.append(batch_scores * batch['mask'][:, None, None])
-      self._on_done(min(rows.start + self._batch_size * len(classes), rows.stop))
-    loader.close()
+    with contextlib.closing(loader):
+      for batch in loader.batches():
+        image = meshes.put_batch({'image': batch['image']}, self._mesh, self._shard)
+        # An evaluation does not use the key and the step.
+        prepared = self._prepare(image, jax.random.key(0), jnp.zeros((), jnp.int32))['image']
+        batch_classes, batch_scores = jax.device_get(self._predict(self._params, prepared))
+        classes.append(batch_classes)
+        scores.append(batch_scores * batch['mask'][:, None, None])
+        position = min(rows.start + self._batch_size * len(classes), rows.stop)
+        num_by_all = (self._num_labeled + position - rows.start) * jax.process_count()  # equal numbers by each process
+        on_done(position, {'train/images_per_s': num_by_all / max(1e-9, time.monotonic() - self._began_s)})
+    self._num_labeled += len(rows)
     shape = (len(rows), *self._info.grid, self._info.top)
     return (np.concatenate(classes)[:len(rows)].reshape(shape), np.concatenate(scores)[:len(rows)].reshape(shape))
 

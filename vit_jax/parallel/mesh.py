@@ -1,6 +1,6 @@
 """The mesh of devices `[data, fsdp, tensor]`, and placing batches on the mesh.
 
-A job calls `make` for the mesh, `local_rows` for the rows of each batch that the job's loader reads, and `put_batch` to
+A job calls `make` for the mesh, `local_shard` for the rows of each batch that its loader reads, and `put_batch` to
 place these rows. Batches are split over `data` and `fsdp`, parameters over `fsdp` and `tensor` (`sharding.py`).
 """
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import BATCH_AXES
-from vit_jax.core.types import Shard
+from vit_jax.core.types import HostArray, Shard
 from vit_jax.parallel import layout
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -49,9 +49,13 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
 
 
 def count_slices(devices: Sequence[jax.Device]) -> int:
-  """Returns the number of slices that have these devices, from `slice_index`; on CPUs each process is a slice."""
+  """Returns the number of slices of the devices. On CPUs each process is a slice, to rehearse the loss of a slice."""
   is_cpu = devices[0].platform == 'cpu'
-  return len({device.process_index if is_cpu else getattr(device, 'slice_index', 0) for device in devices})
+  return len({device.process_index if is_cpu else _slice_index(device) for device in devices})
+
+
+def _slice_index(device: jax.Device) -> int:
+  return getattr(device, 'slice_index', 0)
 
 
 def find_hardware(slices: int) -> layout.Hardware:
@@ -62,14 +66,14 @@ def find_hardware(slices: int) -> layout.Hardware:
   """
   device = jax.local_devices()[0]
   memory_bytes = (device.memory_stats() or {}).get('bytes_limit', 0) if device.platform != 'cpu' else 0
-  memory_gib = int(of_process_0(np.int32(memory_bytes // 2**30)))  # devices of the same kind may differ by some bytes
+  memory_gib = int(broadcast_from_process_0(np.int32(memory_bytes // 2**30)))  # devices may differ by some bytes
   capability = re.match(r'\d+(\.\d+)?', str(getattr(device, 'compute_capability', '')))  # of a GPU: '9.0' or '10.0a'
   return layout.Hardware(device.device_kind, device.platform, jax.device_count(), memory_gib,
                          slices or count_slices(jax.devices()),
                          capability=float(capability[0]) if capability and device.platform == 'gpu' else 0.)
 
 
-def of_process_0(value: ArrayLike) -> np.ndarray:
+def broadcast_from_process_0(value: ArrayLike) -> HostArray:
   """Returns the array of process 0. All processes must call this function, with arrays of the same shape and dtype."""
   return np.asarray(multihost_utils.broadcast_one_to_all(value) if jax.process_count() > 1 else value)
 
@@ -81,15 +85,15 @@ def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Me
     UserError: the sizes of the mesh do not fit the number of devices or of slices.
   """
   devices = jax.devices() if devices is None else devices
-  slices = config.slices or count_slices(devices)
-  sizes = shape(dataclasses.replace(config, slices=slices), len(devices))
-  if slices > 1:
-    return Mesh(arrange(sizes, slices=slices, devices=devices), AXES, axis_types=(AxisType.Auto,) * 3)
-  num_slices = len({getattr(device, 'slice_index', 0) for device in devices})
-  if num_slices > 1:
-    raise UserError(f'mesh.slices: expected {num_slices}, the number of slices that the {len(devices)} devices are in, '
-                    f'got 1. Set --config.mesh.slices={num_slices}; then only sums over `data` are sent between '
-                    'slices.')
+  wanted_slices = config.slices or count_slices(devices)
+  sizes = shape(dataclasses.replace(config, slices=wanted_slices), len(devices))
+  if wanted_slices > 1:
+    return Mesh(arrange(sizes, slices=wanted_slices, devices=devices), AXES, axis_types=(AxisType.Auto,) * 3)
+  slices_of_devices = len({_slice_index(device) for device in devices})
+  if slices_of_devices > 1:
+    raise UserError(f'mesh.slices: expected {slices_of_devices}, the number of slices that the {len(devices)} devices '
+                    f'are in, got 1. Set --config.mesh.slices={slices_of_devices}; then only sums over `data` are sent '
+                    'between slices.')
   try:
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
   except NotImplementedError:  # the size of an axis is not a product of sides of the TPU's torus; a side must be split
@@ -97,22 +101,23 @@ def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Me
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
+def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.Device]) -> HostArray:
   """Returns the devices as a grid `[data, fsdp, tensor]`, in which the slices follow one another along `data`.
 
   A slice is a set of devices with a fast network: devices with the same `slice_index`. If all devices have the same or
-  no `slice_index`, a slice is an equal number of consecutive processes (a node may run several), or in a single process
-  an equal number of consecutive devices.
+  no `slice_index` (not on TPUs, where it is always right), a slice is an equal number of consecutive processes (a node
+  may run several), or in a single process an equal number of consecutive devices.
 
   Raises:
     UserError: the number of slices does not fit the devices or processes, or the slices differ in size.
   """
   slice_sizes = (sizes[0] // slices, *sizes[1:])
-  num_devices_by_slice = Counter(getattr(device, 'slice_index', 0) for device in devices)
+  num_devices_by_slice = Counter(map(_slice_index, devices))
   is_sliced = len(num_devices_by_slice) > 1 or devices[0].platform == 'tpu'
   num_devices_by_group = num_devices_by_slice if is_sliced else Counter(device.process_index for device in devices)
   num_groups, groups = len(num_devices_by_group), 'slices' if is_sliced else 'processes'
-  if (num_groups != slices) if is_sliced else (num_groups > 1 and num_groups % slices):
+  fits = (num_groups == slices) if is_sliced else (num_groups == 1 or num_groups % slices == 0)
+  if not fits:
     expected = num_groups if is_sliced else f'a divisor of {num_groups}, such as the number of nodes'
     raise UserError(f'mesh.slices: expected {expected}, for {len(devices)} devices in {num_groups} {groups}, got '
                     f'{slices}.')
@@ -148,7 +153,7 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int, *, what: str) -> N
                     f'fsdp={mesh.shape["fsdp"]}){times}, got {batch_size}. Set it to {nearest}, the nearest one.')
 
 
-def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
+def local_shard(mesh: Mesh, process_index: int | None = None) -> Shard:
   """Returns the parts of each batch that the devices of a process (by default this process) hold.
 
   A batch has one part for each position along `data` and `fsdp`. Processes that differ only along `tensor` hold equal
@@ -161,7 +166,7 @@ def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
   return Shard(tuple(parts), len(devices))
 
 
-def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:
+def put_batch(batch: dict[str, HostArray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:
   """Returns the global batch as arrays on the mesh, given this process's rows in the order of `shard.rows`.
 
   The `index` of an example is i64 on the host. On the device, which does not compute with it, it has the low 32 bits.
@@ -179,6 +184,6 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[st
 
 
 @functools.cache
-def _placing(sharding: NamedSharding) -> Callable[[dict[str, np.ndarray]], dict[str, jax.Array]]:
+def _placing(sharding: NamedSharding) -> Callable[[dict[str, HostArray]], dict[str, jax.Array]]:
   """Returns a compiled identity; it places a batch on one device in 0.03 ms, `device_put` takes 0.4 ms for 5 arrays."""
   return jax.jit(lambda batch: batch, out_shardings=sharding)

@@ -98,7 +98,7 @@ def _metrics(results: Field) -> dict[str, float]:
 def _origin(content: Field) -> tuple[tuple[tuple[str, ...], ...], str, dict[str, Any]]:
   """Returns the fields `commands`, `commit` and `machine` of an outcome."""
   return ((content.field('command', default=()).texts()[1:],), content.field('commit', default='').text(),
-          content.part('machine').object())
+          content.object_or_empty('machine').object())
 
 
 def _costs(content: Field, *names: str) -> dict[str, float]:
@@ -110,7 +110,7 @@ def _costs(content: Field, *names: str) -> dict[str, float]:
 def _fingerprints(results: Field) -> dict[str, Fingerprint]:
   """Returns the fingerprints of the data by 'SOURCE SPLIT'."""
   return {name: Fingerprint(data.field('examples').whole(), data.field('digest').text())
-          for name, data in results.part('data').fields()}
+          for name, data in results.object_or_empty('data').fields()}
 
 
 def _history(rows: Sequence[reader.Row]) -> dict[str, float]:

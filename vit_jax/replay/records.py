@@ -159,21 +159,21 @@ def from_plain(record_id: str, content: Field) -> Record:
   known = [field.name for field in dataclasses.fields(Record) if field.name != 'id']
   if unknown := sorted(content.object().keys() - set(known)):
     raise content.field(unknown[0]).error(f'only the fields {", ".join(known)}')
-  command = tuple(line.text() for line in content.field('command').items())
+  command = tuple(line.text() for line in content.field('command').elements())
   if sum(map(len, command)) > _MAX_CHARACTERS:
     raise content.field('command').error(f'lines of at most {_MAX_CHARACTERS:,} characters together')
-  tolerance = content.part('tolerance')
+  tolerance = content.object_or_empty('tolerance')
   record = Record(
       record_id, content.field('claim').text(), content.field('kind').text(), command,
       _numbers(content.field('values')),
       Tolerance(tolerance.field('same', default=0.).number(0), tolerance.field('elsewhere', default=0.).number(0),
-                tolerance.field('reason', default='').text(), _numbers(tolerance.part('values'))),
-      checkpoints=_texts(content.part('checkpoints')), settings=content.part('settings').object(),
-      found=content.field('found', default=()).texts(), about=_texts(content.part('about')),
+                tolerance.field('reason', default='').text(), _numbers(tolerance.object_or_empty('values'))),
+      checkpoints=_texts(content.object_or_empty('checkpoints')), settings=content.object_or_empty('settings').object(),
+      found=content.field('found', default=()).texts(), about=_texts(content.object_or_empty('about')),
       data={key: Content(field.field('examples').whole(), *(field.field(name).text() for name in Content._fields[1:]))
-            for key, field in content.part('data').fields()},
-      files={name: file.object() for name, file in content.part('files').fields()},
-      made=_checked_made(content.part('made')),
+            for key, field in content.object_or_empty('data').fields()},
+      files={name: file.object() for name, file in content.object_or_empty('files').fields()},
+      made=_checked_made(content.object_or_empty('made')),
       **{name: content.field(name, default='').text()
          for name in ('params_digest', 'config_digest', 'setting_digests', 'replayed')})
   if record.kind not in KINDS:
@@ -208,8 +208,8 @@ def _checked_made(made: Field) -> dict[str, Any]:
       value.text()
     elif name != 'machine':
       value.number(0)
-  machine_field = made.part('machine')
+  machine_field = made.object_or_empty('machine')
   for name in ('cpu_model', 'device_kind'):
     machine_field.field(name, default='').text()
-  _texts(machine_field.part('versions'))
+  _texts(machine_field.object_or_empty('versions'))
   return made.object()

@@ -112,7 +112,7 @@ class Task(NamedTuple):
     path = self._results_file
     results = documents.read(path, advice=_RESTORE)
     evaluation = documents.read(self.folder / 'evaluate.json', advice=_RESTORE) if path.name == FINAL else results
-    fields = results.part('metrics')
+    fields = results.object_or_empty('metrics')
     metrics = {name: fields.field(name, default=math.nan).number() for name in fields.object()}  # null = not finite
     return schema.Result(
         self.config, str(self.folder), results.field('step').whole(), results.field('seconds').number(0),

@@ -69,7 +69,7 @@ class Reader:
     newest = steps[-MAX_STEPS:]
     padded = np.full(MAX_STEPS, -1, np.int32)
     padded[:len(newest)] = newest
-    return [int(step) for step in meshes.of_process_0(padded) if step >= 0]
+    return [int(step) for step in meshes.broadcast_from_process_0(padded) if step >= 0]
 
   def newest(self, abstract: TrainState, *, set_aside: Callable[[int], None] | None = None,
              choose: Callable[[list[int]], int] = max) -> Restored | None:
@@ -87,7 +87,7 @@ class Reader:
     while candidates := [step for step in self.agreed_steps() if step not in reason_by_step]:
       step = choose(candidates)
       if jax.process_count() > 1:  # alone, the step may exceed int32
-        step = int(meshes.of_process_0(np.int32(step)))
+        step = int(meshes.broadcast_from_process_0(np.int32(step)))
       try:
         return self._read_verified(step, abstract)
       except Damaged as error:

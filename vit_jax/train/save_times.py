@@ -37,7 +37,7 @@ class SaveTimes:
   def __init__(self, steps: int = 0, seconds: float | None = None, *, start: int = 0,
                clock: Callable[[], float] = time.monotonic,
                agree: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
-    self._seconds, self._clock, self._agree = seconds, clock, agree or meshes.of_process_0
+    self._seconds, self._clock, self._agree = seconds, clock, agree or meshes.broadcast_from_process_0
     self._saved_s = self._read_s = clock()  # times of the last save and of the last reading of the clock
     self._read_step = start
     self.every = start + FIRST_STEPS if seconds else steps

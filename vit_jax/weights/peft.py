@@ -145,7 +145,7 @@ def _patterns(config: Field) -> tuple[tuple[re.Pattern[str], float], ...]:
   `MOST_CHOICES` combinations: the time to match it stays bounded.
   """
   found = []
-  alphas = config.part('alpha_pattern')
+  alphas = config.object_or_empty('alpha_pattern')
   for key in alphas.object():
     choices = 2**key.count('?') * math.prod(group.count('|') + 1 for group in key.split(')'))
     try:
@@ -154,7 +154,7 @@ def _patterns(config: Field) -> tuple[tuple[re.Pattern[str], float], ...]:
         raise ValueError('too many ways to match')
       pattern = re.compile(rf'(?:.*\.)?(?:{key})$')
     except (ValueError, re.error, OverflowError, RecursionError):
-      raise UserError(f'{alphas.subject}: expected names of layers or simple patterns of names, got {describe(key)}. '
+      raise UserError(f'{alphas.place}: expected names of layers or simple patterns of names, got {describe(key)}. '
                       'Write the layers out.') from None
     found.append((pattern, alphas.field(key).number(0, MOST_ALPHA)))
   return tuple(found)

@@ -83,7 +83,7 @@ def _read(where: str, view: str) -> Run:
   folder = path if (path / 'config.json').is_file() else path.parents[1]
   record = documents.read(
       folder / 'init.json', expected='the weights that the run began with, whose names PEFT writes',
-      advice='Restore the file, or choose another --family, which writes merged weights.').part('init_from')
+      advice='Restore the file, or choose another --family, which writes merged weights.').object_or_empty('init_from')
   base, family = record.field('source').text(), record.field('family').text()
   family = 'timm' if family in TIMM else family
   merged = loading.load(where, view=view)

@@ -65,7 +65,7 @@ def of_adapters(path: pathlib.Path) -> Known:
     UserError: a value is not as expected.
   """
   return _from(path, lambda content: Known(
-      rules=(PreprocessRule(ADAPTERS, _preprocess(content.part('preprocess'), 'resize')),),
+      rules=(PreprocessRule(ADAPTERS, _preprocess(content.object_or_empty('preprocess'), 'resize')),),
       class_names=content.field('class_names').texts(MOST_CLASSES)))
 
 
@@ -90,14 +90,14 @@ def _ours(content: Field) -> Known:
                 content.field('norm_eps').number(*_EPSILON),
                 content.field('image_px', default=None).numbers(2, 1, MOST_PX, whole=True), _position_resize(content),
                 _one_of(content, 'pool', POOLS),
-                settings=_settings(content.part('network')))
-  return Known(hints, (PreprocessRule(_name(content), _preprocess(content.part('preprocess'), 'resize_px')),),
-                 content.field('class_names').texts(MOST_CLASSES),
-                 is_sigmoid=content.field('probability', default='').text() == 'sigmoid')
+                settings=_settings(content.object_or_empty('network')))
+  images = _preprocess(content.object_or_empty('preprocess'), 'resize_px')
+  return Known(hints, (PreprocessRule(_name(content), images),), content.field('class_names').texts(MOST_CLASSES),
+               is_sigmoid=content.field('probability', default='').text() == 'sigmoid')
 
 
 def _name(content: Field) -> str:
-  return pathlib.Path(content.file).name
+  return pathlib.Path(content.source).name
 
 
 _UNIT = 'unitinterval'
@@ -138,7 +138,7 @@ def _config(content: Field) -> Known:
   """Parses `config.json` of transformers or timm; such a file of any other program is ignored."""
   if found := content.object().get('quantization_config'):
     method = found.get('quant_method') if isinstance(found, Mapping) else found
-    raise UserError(f'{content.file}: expected the config of weights in floating point, got quantization_config '
+    raise UserError(f'{content.source}: expected the config of weights in floating point, got quantization_config '
                     f'({ascii(method)[:40]}): the weights are quantized. Use those from before the quantization.')
   if 'model_type' in content:
     return _transformers(content)
@@ -149,9 +149,9 @@ def _transformers(whole: Field) -> Known:
   kind = whole.field('model_type').text()
   c: dict[str, Any] = dict(whole.object())
   if kind in CONFIG_DEFAULTS and 'vision_config' in whole:
-    c |= whole.part('vision_config').object()
+    c |= whole.object_or_empty('vision_config').object()
   default = CONFIG_DEFAULTS.get(kind) or CONFIG_DEFAULTS.get(str(c.get('model_type')))
-  table = Field({**default, **c} if default else c, whole.file, advice=_FIX)
+  table = Field({**default, **c} if default else c, whole.source, advice=_FIX)
   size = _pair(table, 'image_size') if 'image_size' in table else (224, 224)
   if 'image_size' not in table and 'num_patches' in table:  # SigLIP 2, any size: its positions are of a square
     num_patches, patch_px = table.field('num_patches'), table.field('patch_size').whole(1, MOST_PX)
@@ -171,7 +171,7 @@ def _transformers(whole: Field) -> Known:
 
 def _labels(c: Field) -> tuple[str, ...]:
   """Returns the names of classes; () for the names that transformers gives to classes without names."""
-  labels = c.part('id2label').object()
+  labels = c.object_or_empty('id2label').object()
   numbered = {int(key): value for key, value in labels.items() if re.fullmatch('[0-9]{1,7}', key, re.ASCII)}
   if not all(isinstance(value, str) for value in labels.values()) or sorted(numbered) != list(range(len(labels))):
     raise c.field('id2label', default=None).error('texts, numbered from 0 on')
@@ -181,7 +181,7 @@ def _labels(c: Field) -> tuple[str, ...]:
 
 def _timm(c: Field) -> Known:
   """Parses `config.json` of timm, whose oldest files have the preprocessing beside the architecture."""
-  cfg = c.part('pretrained_cfg') if 'pretrained_cfg' in c else c
+  cfg = c.object_or_empty('pretrained_cfg') if 'pretrained_cfg' in c else c
   values = {**_pixels(cfg), 'geometry': Geometry.TORCHVISION}
   part = cfg.field('crop_pct', default=1.).number(.01, 10.)
   if cfg.field('crop_mode', default='').text() == 'squash':
@@ -191,13 +191,13 @@ def _timm(c: Field) -> Known:
   size = cfg.field('input_size', default=(0, 0, 0)).numbers(3, 1, MOST_PX, whole=True)[1:]
   if any(size):
     values['image_px'] = size
-  arguments, network = c.part('model_args'), c.field('architecture', default='').text()
+  arguments, network = c.object_or_empty('model_args'), c.field('architecture', default='').text()
   tag = cfg.field('tag', default='').text()
   pool = arguments.field('global_pool', default='').text() or c.field('global_pool', default='').text()
   return Known(Hints(arguments.field('num_heads', default=0).whole(0, MOST_HEADS),
                        gelu=_activation(arguments, 'act_layer') if 'act_layer' in arguments else None,
                        image_px=size if any(size) else None, position_resize=_position_resize(c),
-                       settings=_settings(c.part('network')), timm_pool=pool),
+                       settings=_settings(c.object_or_empty('network')), timm_pool=pool),
                  (PreprocessRule(_name(c), values),), _timm_labels(c), published.full_name(network, tag))
 
 
@@ -212,8 +212,8 @@ def _pixels(c: Field) -> dict[str, Any]:
 
 def _open_clip(c: Field) -> Known:
   """Parses `open_clip_config.json`: the image tower, and the preprocessing that open_clip uses for it."""
-  model, found = c.part('model_cfg'), c.part('preprocess_cfg')
-  vision = model.part('vision_cfg')
+  model, found = c.object_or_empty('model_cfg'), c.object_or_empty('preprocess_cfg')
+  vision = model.object_or_empty('vision_cfg')
   values = _pixels(found)
   mode = found.field('resize_mode', default='shortest').text()
   if mode in ('squash', 'shortest'):
@@ -231,7 +231,7 @@ def _open_clip(c: Field) -> Known:
 def _timm_labels(c: Field) -> tuple[str, ...]:
   labels = c.field('label_names', default=()).texts(MOST_CLASSES)
   if isinstance(c.object().get('label_descriptions'), Mapping):
-    named = c.part('label_descriptions')
+    named = c.object_or_empty('label_descriptions')
     return tuple(named.field(label, default=label).text() for label in labels)
   return c.field('label_descriptions', default=()).texts(MOST_CLASSES) or labels
 
@@ -276,7 +276,7 @@ def _processor(c: Field) -> Known:
   if c.field('do_center_crop', default=False).flag() and 'crop_size' in c and size is not None:
     crop = _pair(c, 'crop_size')
     if has_short:
-      short = c.field('size') if is_short else c.part('size').field('shortest_edge')
+      short = c.field('size') if is_short else c.object_or_empty('size').field('shortest_edge')
       values |= {'image_px': crop, 'resize': short.whole(1, MOST_PX), 'geometry': Geometry.TORCHVISION}
     else:
       values |= {'image_px': crop, 'resize': min(_pair(c, 'size')), 'geometry': Geometry.HUGGINGFACE}  # such as DeiT's
@@ -292,7 +292,7 @@ def _pair(c: Field, name: str) -> tuple[int, int]:
     if not {'height', 'width'} <= value.keys():
       names = ascii(', '.join(map(str, value)))[1:-1][:60]
       raise c.field(name).error(f'height and width, or shortest_edge, and not {names or "nothing"} alone')
-    both = c.part(name)
+    both = c.object_or_empty(name)
     return both.field('height').whole(1, MOST_PX), both.field('width').whole(1, MOST_PX)
   if isinstance(value, list | tuple):
     return c.field(name).numbers(2, 1, MOST_PX, whole=True)

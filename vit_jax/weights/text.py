@@ -204,7 +204,7 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
       continue
     table = documents.read(config, expected='the settings of a text tower as JSON', advice=_FIX)
     for key in keys:
-      table = table.part(key)
+      table = table.object_or_empty(key)
     found: dict[str, Any] = {}
     if named := [name for name in ('num_attention_heads', 'heads') if name in table]:
       found['heads'] = table.field(named[0]).whole(0, MOST_HEADS)

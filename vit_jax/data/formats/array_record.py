@@ -281,7 +281,7 @@ def read_info(folder: str | os.PathLike[str]) -> Info:
   Raises UserError if the file is missing, damaged, or of another format, and TemporaryError if the storage fails.
   """
   path, expected = f'{os.fspath(folder)}/{INFO}', 'the output of vit-jax prepare'
-  with documents.explained(path, max_bytes=documents.MAX_BYTES, expected=expected, advice=_AGAIN):
+  with documents.explained(path, path, max_bytes=documents.MAX_BYTES, expected=expected, advice=_AGAIN):
     try:
       content = failures.retried(lambda: storage.read_file(path, documents.MAX_BYTES), f'reading {path}')
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -296,7 +296,7 @@ def read_info(folder: str | os.PathLike[str]) -> Info:
   if wrong := [name for name in info.field('splits').object() if not re.fullmatch(r'[\w.-]{1,100}', name)]:
     raise UserError(f'{path}, splits: expected names of letters and digits, got {documents.listed(wrong, 3)}. '
                     f'{_AGAIN}')
-  shards_by_split = {name: tuple(read_shard(shard) for shard in shards.items())
+  shards_by_split = {name: tuple(read_shard(shard) for shard in shards.elements())
                      for name, shards in info.field('splits').fields()}
   num_examples = sum(shard.num_examples for shards in shards_by_split.values() for shard in shards)
   class_names = classes.from_json(info.field('class_names'), num_examples=num_examples)
@@ -322,7 +322,7 @@ def _read_statistics(info: documents.Field) -> Statistics | None:
   if channels is None:
     return None
   num_channels = channels.whole(1, 1024)
-  mean, std = (tuple(value.number() for value in info.field(name).items()) for name in ('mean', 'std'))
+  mean, std = (tuple(value.number() for value in info.field(name).elements()) for name in ('mean', 'std'))
   if len(mean) != num_channels or len(std) != num_channels or min(std) <= 0:
     raise channels.error(f'{num_channels} means and {num_channels} standard deviations above 0')
   return Statistics(mean, std)
@@ -332,7 +332,7 @@ def read_shard(shard: documents.Field) -> Shard:
   """Returns a shard that `info.json` describes. Raises UserError if a field is missing or wrong."""
   file = shard.field('file')
   if not user_files.is_below(file.text()) or '/' in file.text():
-    raise file.error(f'the name of a file in {os.path.dirname(shard.file)}')
+    raise file.error(f'the name of a file in {os.path.dirname(shard.source)}')
   num_bytes = shard.field('num_bytes').whole(0)
   num_examples = shard.field('num_examples').whole(0, num_bytes)
   return Shard(file.text(), num_examples, num_bytes, shard.field('sha256').text())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vit_jax.core import documents, lazy
 from vit_jax.data.image.headers import BadImage
@@ -31,7 +31,7 @@ else:
 
 Values = list[bytes] | list[int] | list[float]
 """The values of a feature."""
-_MAX_SHOWN = 20  # features in a message
+_MAX_SHOWN = 20  # features in an error message
 
 
 class BadRecord(BadImage):
@@ -39,7 +39,7 @@ class BadRecord(BadImage):
 
 
 class BadLabel(BadRecord):
-  """A class of a record is out of range; `found` describes the class in a message."""
+  """A class of a record is out of range; `found` describes the class in an error message."""
 
   def __init__(self, name: str, value: bytes | int | float, num_classes: int) -> None:
     self.found = f'the label {value}' if isinstance(value, int) else 'a label that is not a whole number'
@@ -64,7 +64,7 @@ def pick(record: bytes, *names: str) -> Mapping[str, Sequence[Any]]:
   """
   entries = _parse_message(record, 'Example').features.feature
   picked = {entry.key: _values(entry) for entry in entries if entry.key in names}
-  return picked if len(picked) == len(names) else parse(record)
+  return picked if len(picked) == len(set(names)) else parse(record)
 
 
 def _parse_message(record: bytes, name: str) -> Any:
@@ -78,8 +78,7 @@ def _parse_message(record: bytes, name: str) -> Any:
 def _values(entry: Any) -> Sequence[Any]:
   """Returns the values of an entry without a copy; the values are valid as long as the message of the entry."""
   kind = entry.value.WhichOneof('kind') or 'int64_list'  # without a kind the feature has no values: any list is empty
-  values: Sequence[Any] = getattr(entry.value, kind).value
-  return values
+  return cast(Sequence[Any], getattr(entry.value, kind).value)
 
 
 def serialize(features: Mapping[str, bytes | int | Sequence[int] | Sequence[bytes]]) -> bytes:
@@ -96,18 +95,17 @@ def serialize(features: Mapping[str, bytes | int | Sequence[int] | Sequence[byte
         feature.bytes_list.value.extend(value)
       case _:
         feature.int64_list.value.extend(value)
-  content: bytes = record.SerializeToString()
-  return content
+  return cast(bytes, record.SerializeToString())
 
 
 def get_first(features: Mapping[str, Sequence[Any]], name: str) -> bytes | int | float:
   """Returns the first value of a feature. Raises BadRecord if there is no value."""
-  values = features.get(name)
-  if not values:
+  if name not in features:
     names = documents.listed(sorted(features), _MAX_SHOWN) or 'no features'
     raise BadRecord(f'the record: expected the feature {name!r}, got {names}')
-  value: bytes | int | float = values[0]
-  return value
+  if not features[name]:
+    raise BadRecord(f'the record: expected a value in the feature {name!r}, got none')
+  return cast(bytes | int | float, features[name][0])
 
 
 def get_bytes(features: Mapping[str, Sequence[Any]], name: str) -> bytes:
@@ -123,7 +121,7 @@ def get_class(features: Mapping[str, Sequence[Any]], name: str, *, num_classes: 
 
   Raises BadRecord if there is no value, and BadLabel if one of the values is not a class below `num_classes`.
   """
-  get_first(features, name)
+  get_first(features, name)  # raises BadRecord if there is no value
   return get_classes(features, name, num_classes=num_classes)[0]
 
 
@@ -149,8 +147,8 @@ def _messages() -> dict[str, Any]:
   _declare(file, 'Int64List', value=[field.TYPE_INT64])
   feature = _declare(file, 'Feature', bytes_list='BytesList', float_list='FloatList', int64_list='Int64List')
   feature.oneof_decl.add(name='kind')
-  for kind in feature.field:
-    kind.oneof_index = 0
+  for field_of_feature in feature.field:  # all three fields belong to the oneof
+    field_of_feature.oneof_index = 0
   _declare(file, 'Entry', key=field.TYPE_STRING, value='Feature')
   _declare(file, 'Features', feature=['Entry'])
   _declare(file, 'Example', features='Features')

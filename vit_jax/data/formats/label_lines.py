@@ -82,7 +82,7 @@ class LabelLines:
                               expected=f'an object with `image` and `{name}`')
       field = entry.field(name)
       is_single_text = self._label_column and isinstance(field.value, str)
-      items = [field] if is_single_text else list(field.items())
+      items = [field] if is_single_text else list(field.elements())
       image = entry.field(self._image_column or 'image').text()
       if self.has_captions:  # `text` refuses half of a surrogate pair, but `LabeledFiles.captions` handles it
         captions = [item.value if isinstance(item.value, str) else item.text() for item in items]

@@ -24,6 +24,7 @@ from vit_jax.data.user_files import Rules
 _MISSING = 'which does not exist'
 _MAX_FOLDERS = 200  # in which `explain_missing` looks for a missing image
 _MAX_SHOWN = 5  # names in a message
+_MAX_CACHED_FOLDERS = 5_000  # whose names are kept; lines of a label file may go from folder to folder
 
 
 class ImageFile(NamedTuple):
@@ -38,8 +39,8 @@ class ImagePaths:
   def __init__(self, root: str, rules: Rules) -> None:
     self.root, self.rules = root, rules
     self._real_root = os.path.realpath(root)
-    self._is_folder_outside = functools.cache(self._is_outside)
-    self._names_in = functools.lru_cache(64)(self._read_names)
+    self._is_outside_cached = functools.cache(self._is_outside)
+    self._read_names_cached = functools.lru_cache(_MAX_CACHED_FOLDERS)(self._read_names)
 
   def find(self, image: str) -> ImageFile | str:
     """Returns the file of a path, or why the file is not read: the end of a sentence such as `which does not exist`."""
@@ -56,14 +57,15 @@ class ImagePaths:
   def explain_missing(self, lines: Sequence[Sequence[str]]) -> str:
     """Returns why images are not found, and what to do, given the cells of their lines; the first cell is the path."""
     other_cells = [cell for cells in lines for cell in cells[1:]]
-    if any(isinstance(self.find(cell), ImageFile) for cell in other_cells):
+    if any(user_files.is_below(cell) and isinstance(self._check_file(cell), ImageFile) for cell in other_cells):
       return 'Another cell of these lines is the path of an image. Write the path first.'
     images = [cells[0] for cells in lines]
     if images and all(re.match(r'/|\\|[A-Za-z]:[/\\]', image) for image in images):  # `/a.jpg`, `\a.jpg` or `C:\a.jpg`
       return f'The paths are absolute. Write them relative to {self.root}.'
-    for image in images:
-      base = image.replace('\\', '/').rpartition('/')[2]
-      for folder in self._first_folders() if base else ():
+    folders = self._first_folders()
+    base_names = [image.replace('\\', '/').rpartition('/')[2] for image in images]
+    for base in filter(None, base_names):
+      for folder in folders:
         if names := self._find_names(folder, base) or self._find_names(folder, os.path.splitext(base)[0]):
           return (f'{documents.shown(os.path.join(folder, names[0]))} is there. Write paths relative to {self.root}, '
                   'with the extensions of the files.')
@@ -87,7 +89,7 @@ class ImagePaths:
       return f'which cannot be read: "{error.strerror or error}"'
     if not stat.S_ISREG(status.st_mode):
       return 'which is not a file'
-    if is_link_outside or self._is_folder_outside(os.path.dirname(path)):
+    if is_link_outside or self._is_outside_cached(os.path.dirname(path)):
       return f'a link out of the folder (to read it, {user_files.FOLLOW})'
     return ImageFile(image, status.st_size)
 
@@ -100,20 +102,20 @@ class ImagePaths:
     *folders, base = os.path.normpath(image).split('/')
     path = ''
     for folder in folders:
-      names = self._names_in(path).get(classes.composed(folder), [])
+      names = self._read_names_cached(path).get(classes.composed(folder), [])
       if len(names) != 1:
         return []  # the folder is missing, not clear, or outside of the root
       path = os.path.join(path, names[0])
     return [os.path.join(path, name) for name in self._find_names(path, base)]
 
   def _find_names(self, folder: str, base: str) -> list[str]:
-    """Returns the names in a folder that are `base`, or else those that are `base` and the extension of an image."""
-    names_by_key = self._names_in(folder)
+    """Returns the names in a folder that equal `base` in composed form, or else have `base` as the stem of an image."""
+    names_by_key = self._read_names_cached(folder)
     key = classes.composed(base)
     return names_by_key.get(key, []) or names_by_key.get(f'{key}.', [])
 
   def _read_names(self, folder: str) -> dict[str, list[str]]:
-    """Returns the names in a folder by their composed form; `cat.jpg` also by `cat.`, the stem and a dot."""
+    """Returns the names in a folder by their composed form; `cat.jpg` also by `cat.`, which is no complete name."""
     path = os.path.join(self.root, folder)
     names_by_key = dict[str, list[str]]()
     if self._is_outside(path):
@@ -134,7 +136,7 @@ class ImagePaths:
     folders = []
     for folder, subfolders, _ in os.walk(self.root):
       subfolders[:] = sorted(name for name in subfolders if not name.startswith('.'))
-      folders.append(os.path.relpath(folder, self.root).removeprefix('.').lstrip('/'))
+      folders.append('' if folder == self.root else os.path.relpath(folder, self.root))
       if len(folders) == _MAX_FOLDERS:
         break
     return folders

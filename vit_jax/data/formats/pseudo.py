@@ -2,12 +2,12 @@
 
 The teacher's answer to an image is the most likely classes of the image and their probabilities, in the files of
 `data/answers.py`. Images whose highest probability reaches `threshold` are selected. With `per_class`, each class has
-that many images: those with the highest probability, repeated if there are too few. The selected images have a fixed
-share of the training batches. The targets of a selected image are the probabilities of its answer, normalized to a sum
-of 1. The target of a labeled image is its class. Labeled and selected images are augmented by the same recipe.
+that many images: those with the highest probability, repeated if there are too few; a class without a selected image
+has none. The selected images have a fixed share of the training batches. The targets of a selected image are the
+probabilities of its answer, normalized to a sum of 1; a labeled image has its class. One recipe augments all images.
 
-`jobs/teacher_labels.py` writes the answers. Then `data/opening.py` opens the labeled and the unlabeled images and calls
-`add`. The loader adds the targets to batches by `PseudoLabeled.extra`. Axes: S unlabeled images, R selected images.
+`jobs/teacher_labels.py` writes the answers. Then `data/opening.py` opens both kinds of images and calls
+`add_labeled_by_teacher`. The loader adds the targets by `PseudoLabeled.extra`. Axes: S unlabeled, R selected images.
 """
 from __future__ import annotations
 
@@ -67,18 +67,19 @@ class PseudoLabeled(Mixture):
     """Takes both sources, the share of `selected` in training batches, and the answers for all unlabeled images."""
     classes = range(len(labeled.class_names))
     super().__init__((labeled, selected), (1. - share, share), name=f'{labeled.name} and {selected.name}',
-                     class_names=labeled.class_names, labels=(classes, classes))
+                     class_names=labeled.class_names, labels=(classes, classes))  # no class gets another number
     self.num_labeled, self.rows = len(labeled), selected.rows
     self._folder, self._rules = teacher_answers.folder, teacher_answers.rules
     self.digest = hashlib.sha256(f'{self.digest} {teacher_answers.info}'.encode()).hexdigest()
 
   def extra(self) -> answers.AddAnswers:
-    """Opens the teacher's answers, which the loader adds to batches. Loader processes do not get the answers."""
+    """Opens the answers, which the loader adds to batches in the main process; they are not pickled to its workers."""
     answer_rows = np.concatenate([np.full(self.num_labeled, -1), self.rows])  # -1: a labeled image has no answer
     return answers.AddAnswers(Answers(self._folder, self._rules, setting=answers.LABELS), answer_rows)
 
 
-def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = OWN) -> PseudoLabeled:
+def add_labeled_by_teacher(labeled: Source, unlabeled: Source, settings: schema.Pseudo,
+                           rules: Rules = OWN) -> PseudoLabeled:
   """Returns the training source `labeled` together with the images of `unlabeled` that the teacher has labeled.
 
   Raises UserError if the answers are missing, or are for other images or of another teacher; or no image is selected.
@@ -105,8 +106,8 @@ def _open_answers(labeled: Source, unlabeled: Source, settings: schema.Pseudo, r
   """Opens the answers in `data.pseudo.labels`. Raises UserError if they are missing or do not match the settings."""
   folder = pathlib.Path(user_files.resolve(settings.labels, 'data.pseudo.labels'))
   if not (folder / answers.INFO).is_file():
-    raise UserError(f'data.pseudo.labels: expected a folder of label maps, got {folder}, which has none yet. They are '
-                    'written when training starts.')
+    raise UserError(f'data.pseudo.labels: expected a folder with labels of a teacher, got {folder}, which has none '
+                    'yet. Start the training, which writes them first.')
   teacher_answers = Answers(folder, rules, setting=answers.LABELS)
   teacher_answers.check_matches({
       'digest': unlabeled.digest, 'num_examples': len(unlabeled), 'top': settings.top,

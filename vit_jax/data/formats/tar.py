@@ -232,8 +232,8 @@ def _read_info(info_path: str, folder: str, rules: Rules, exists: Callable[[str]
     names, lengths = entry.optional('filenames'), entry.optional('shard_lengths')
     if names is None:
       return None
-    paths = [os.path.join(folder, name.text()) for name in names.items() if user_files.is_below(name.text())]
-    counts = tuple(length.whole(0, 2**40) for length in lengths.items()) if lengths else ()
+    paths = [os.path.join(folder, name.text()) for name in names.elements() if user_files.is_below(name.text())]
+    counts = tuple(length.whole(0, 2**40) for length in lengths.elements()) if lengths else ()
     if not paths or len(paths) != len(names.list()) or len(counts) not in (0, len(paths)):
       raise entry.error('files in this folder, and the number of examples of each')
     for path in paths:

@@ -260,13 +260,13 @@ def read(folder: str, rules: Rules = OWN) -> Dataset:
   file_format = info.field('fileFormat', default='tfrecord').text()
   for document in (info, features):
     if not documents.is_unicode(document.value):
-      raise UserError(f'{document.subject}: expected text that is valid Unicode, got half of a surrogate pair. '
+      raise UserError(f'{document.place}: expected text that is valid Unicode, got half of a surrogate pair. '
                       f'{_AGAIN}')
   feature_by_path = dict(_flatten_features(features))
   if not feature_by_path or '' in feature_by_path:
     raise features.error('features by name')
   split_by_name = {split.field('name').text(): _read_split(split, folder, name, file_format, rules)
-                   for split in info.field('splits').items()}
+                   for split in info.field('splits').elements()}
   if not split_by_name:
     raise info.field('splits').error('at least one split')
   full_name = '/'.join(part for part in (name, config, version) if part)
@@ -275,7 +275,7 @@ def read(folder: str, rules: Rules = OWN) -> Dataset:
 
 def _read_split(split: Field, folder: str, name: str, file_format: str, rules: Rules) -> Split:
   """Returns a split of the dataset `name`; `split` is the object in `dataset_info.json` that describes it."""
-  counts = tuple(_whole(count) for count in split.field('shardLengths', default=[]).items())
+  counts = tuple(_whole(count) for count in split.field('shardLengths', default=[]).elements())
   if not counts:
     raise split.error('the number of records of at least one file, shardLengths')
   template = split.field('filepathTemplate', default='').text() or '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}'
@@ -310,7 +310,7 @@ def _flatten_features(node: Field, path: str = '', several: bool = False) -> Ite
   if 'content' in node:
     python_class, content = node.field('type').text(), node.field('content')
     if isinstance(content.value, str):
-      content = documents.field(content.value, content.subject, expected='JSON', advice=_AGAIN)
+      content = documents.field(content.value, content.place, expected='JSON', advice=_AGAIN)
   else:
     python_class = node.field('pythonClassName').text()
     content = next((node.field(key) for key in _CONTENT_KEYS if key in node), None)

@@ -3,8 +3,8 @@
 `transform.py` calls `jitter`, `three_augment` and, for views, single operations; `randaugment.py` calls the operations
 of its tables.
 
-Operations have the names and the results of Pillow's: values are clipped to 0..255 and truncated. Gray levels may
-differ by 1 from Pillow's, since OpenCV's weights have fewer bits. Only functions with an argument `rng` are random.
+Operations have the names and the results of Pillow's: values are clipped to 0..255 and truncated. Exceptions are `hue`,
+and gray levels, which OpenCV may round to another level. Only functions with an argument `rng` are random.
 """
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def hue(image: HostArray, turns: float) -> HostArray:
   values, and takes 20 times as long. Values of photos differ by 0.15 gray levels on average, and by 6 at most.
   """
   hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
-  hsv[..., 0] += np.uint8((int(turns * 255) - 1) % 256)  # u8 wraps around; one step less, since Pillow truncates hues
+  # 255 as in torchvision, although the circle has 256 levels; one less, since Pillow truncates hues. u8 wraps around.
+  hsv[..., 0] += np.uint8((int(turns * 255) - 1) % 256)
   return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
 
 
@@ -122,12 +123,12 @@ def solarize(image: HostArray, threshold: float) -> HostArray:
 def solarize_add(image: HostArray, addition: int) -> HostArray:
   """Adds `addition` to the values below 128, up to 255."""
   lifted = np.minimum(LEVELS + addition, 255)
-  return cv2.LUT(image, np.where(LEVELS < SOLARIZE_FROM, lifted, LEVELS).astype(np.uint8))
+  return cv2.LUT(image, np.where(SOLARIZE_FROM > LEVELS, lifted, LEVELS).astype(np.uint8))
 
 
 def posterize(image: HostArray, bits: int) -> HostArray:
   """Keeps the `bits` highest bits of each value, 0 to 8; sets the others to 0."""
-  return image & np.uint8(256 - (1 << 8 - bits))
+  return image & np.uint8(256 - (1 << (8 - bits)))
 
 
 def autocontrast(image: HostArray) -> HostArray:
@@ -150,9 +151,11 @@ def equalize(image: HostArray) -> HostArray:
     counts = np.bincount(channel.ravel(), minlength=256)  # number of pixels of each level
     num_highest = counts[np.flatnonzero(counts)[-1]]
     pixels_per_level = (channel.size - num_highest) // 255
+    if not pixels_per_level:
+      tables.append(LEVELS)
+      continue
     num_below = np.cumsum(counts) - counts
-    levels = (num_below + pixels_per_level // 2) // max(pixels_per_level, 1)
-    tables.append(np.minimum(levels, 255) if pixels_per_level else LEVELS)
+    tables.append(np.minimum((num_below + pixels_per_level // 2) // pixels_per_level, 255))
   return apply_tables(image, tables)
 
 
@@ -177,6 +180,7 @@ def _box_radius(sigma_px: float) -> float:
   """Returns the radius, px, of a box filter of variance `sigma_px^2 / 3`; computed in float32, as in Pillow."""
   variance = np.float32(np.float32(sigma_px) ** 2 / np.float32(3))
   floor = np.floor((np.float32(math.sqrt(12. * float(variance) + 1.)) - 1) / 2)
+  # Solves variance (2 floor + 1 + 2 fraction) = floor (floor + 1) (2 floor + 1) / 3 + 2 fraction (floor + 1)^2.
   fraction = (2 * floor + 1) * (floor * (floor + 1) - 3 * variance) / (6 * (variance - (floor + 1) ** 2))
   return float(floor + fraction)
 

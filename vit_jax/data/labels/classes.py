@@ -88,7 +88,7 @@ def from_json(listed: documents.Field, *, num_examples: int) -> tuple[str, ...]:
   max_names = max(MAX_CLASSES, num_examples)
   if len(listed.list()) > max_names:
     raise listed.error(f'at most {max_names:,} classes for {num_examples:,} images')
-  return tuple(name.text() for name in listed.items())
+  return tuple(name.text() for name in listed.elements())
 
 
 def read(path: str, *, setting: str = 'data.classes') -> tuple[str, ...]:
