@@ -208,7 +208,8 @@ def finish_folder(part: pathlib.Path, target: pathlib.Path, info: Info, notes: N
 
 def files_of(folder: pathlib.Path) -> set[str]:
   """Returns the names of the files of a complete folder."""
-  return {INFO, SUMS, *(shard.field('file').text() for shard in documents.read(folder / INFO).field('shards').elements())}
+  shards = documents.read(folder / INFO).field('shards').elements()
+  return {INFO, SUMS, *(shard.field('file').text() for shard in shards)}
 
 
 def _totals(notes: Notes) -> dict[str, int]:
