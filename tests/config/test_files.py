@@ -179,3 +179,9 @@ def test_a_pattern_chooses_configs() -> None:
 def test_an_empty_list_of_configs_is_explained_by_a_warning() -> None:
   with pytest.warns(UserWarning, match="list_configs: .* got 'digts'. Did you mean digits"):
     assert vit_jax.list_configs('digts') == []
+
+
+def test_a_json_config_takes_no_arguments(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'config.json').write_text('{"type": "Config", "name": "mine"}')
+  with pytest.raises(UserError, match=r'expected a path without arguments, as a .json file takes none, got :B/16'):
+    files.load(f'{tmp_path}/config.json:B/16', [])

@@ -97,3 +97,9 @@ def test_images_are_taken_at_equal_distances() -> None:
   few = health.spread(digits, 4)
   assert [find_origin(few, i)[1] for i in range(4)] == [len(digits) * i // 4 for i in range(4)]
   assert health.spread(digits, len(digits)) is digits
+
+
+def test_features_that_are_all_zeros_are_the_least_uniform() -> None:
+  assert health.uniformity(np.zeros((5, 4))) == 0.
+  mixed = np.concatenate([np.zeros((1, 4)), np.eye(4)[:1]])
+  assert health.uniformity(mixed) == pytest.approx(-2.)  # log exp(-2 |0 - e|^2)

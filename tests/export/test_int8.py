@@ -101,6 +101,11 @@ def test_the_ratio_of_a_product_counts_each_token() -> None:
   assert 2 * int8.STEPS * int8.KERNEL_TOP < 2**15
 
 
+def test_what_is_not_a_number_has_no_ratio() -> None:
+  assert math.isnan(int8.decibel(1., math.nan)) and math.isnan(int8.decibel(math.nan, 1.))
+  assert int8.decibel(1., 0.) == math.inf and int8.decibel(0., 1.) == -math.inf
+
+
 def test_the_table_of_a_product_without_error_is_json() -> None:
   products = [int8.Product('a', 'x', 'backbone/blocks/0/mlp/up/kernel', 30.), int8.Product('b', 'y', 'head/kernel')]
   found = int8.Quantized(products, -math.inf, 4, math.inf, 1.).plain()

@@ -65,3 +65,9 @@ def test_shares_are_in_percent(name: str) -> None:
 @pytest.mark.parametrize('name', ['test/nll', 'train/loss', 'topology', 'few/setting', 'test/topics1'])
 def test_other_metrics_are_numbers(name: str) -> None:
   assert html_pages.format_metric(name, .25) == '0.25'
+
+
+@pytest.mark.parametrize(('value', 'text'), [
+    (9999.4, '9999'), (9999.96, '10,000'), (-9999.5, '-10,000'), (.12345, '0.1235')])
+def test_numbers_near_ten_thousand_are_no_powers(value: float, text: str) -> None:
+  assert html_pages.format_value(value) == text

@@ -128,6 +128,23 @@ def test_rmsprop_has_the_rate_in_its_momentum_eps_below_the_root_and_squares_tha
   assert_same(train(halves), {k: v.astype(np.float64) for k, v in doubled.items()})
 
 
+@pytest.mark.parametrize('skipped', [0, 3])
+def test_rmsprop_warms_up_from_zero_and_keeps_its_momentum_over_a_step_without_an_update(skipped: int) -> None:
+  rate = lambda step: .01 * jnp.asarray(step, jnp.float32)
+  optimizer = optimizers.build(schema.RMSProp(b2=.8, eps=.01, momentum=.7), rate, lengths=LENGTHS)
+  x = {'head': {'kernel': jnp.ones((2, 3))}}
+  state, m, v = optimizer.init(x), 0., 1.
+  for step in range(6):
+    g = .1 * (step + 1)
+    updates, state = optimizer.update(jax.tree.map(lambda leaf, g=g: g * leaf, x), state, x, step=jnp.asarray(step),
+                                      grad_norm=jnp.ones(()), ok=jnp.asarray(not skipped or step != skipped))
+    if skipped and step == skipped:
+      continue
+    v = .8 * v + .2 * g ** 2
+    m = .7 * m + .01 * step * g / np.sqrt(v + .01)
+    np.testing.assert_allclose(updates['head']['kernel'], -m, rtol=1e-5, atol=1e-9)
+
+
 def test_lamb_scales_to_the_norm_of_each_layer() -> None:
   def rule(k: str, g: np.ndarray, w: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
     u = adam(g, s, t, .9, .99, 1e-6) + .1 * w * kernel(k)

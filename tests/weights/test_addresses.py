@@ -13,6 +13,7 @@ import types
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from email import message
 from typing import Any
 
 import hubs
@@ -38,7 +39,7 @@ CONTENT = made(a=2000)
 class Response(io.BytesIO):
   """A web server's answer."""
 
-  def __init__(self, content: bytes, headers: dict[str, str]) -> None:
+  def __init__(self, content: bytes, headers: dict[str, str] | message.Message) -> None:
     super().__init__(content)
     self.headers = headers
 
@@ -148,6 +149,18 @@ def test_a_download_that_is_not_whole_or_another_is_not_kept(
   with pytest.raises(TemporaryError, match=f'expected the whole file, got another: .*{says}.*Nothing was kept'):
     addresses.local(address, opener=Web({address: CONTENT}, headers))
   assert files_in(cache) == []
+
+
+def test_each_checksum_of_google_storage_may_be_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+  headers = message.Message()
+  headers['Content-Length'] = str(len(CONTENT))
+  headers['x-goog-hash'] = 'crc32c=AAAA'
+  headers['x-goog-hash'] = 'md5=' + base64.b64encode(b'0' * 16).decode()
+  web = Web({'https://h/a.npz': CONTENT})
+  monkeypatch.setattr(web, 'headers', headers)
+  monkeypatch.setattr(Web, '__call__', lambda self, address: Response(self.files[address], self.headers))
+  with pytest.raises(TemporaryError, match='its MD5 is not'):
+    addresses.local('https://h/a.npz', opener=web)
 
 
 def test_published_checksums_that_are_right_are_accepted() -> None:

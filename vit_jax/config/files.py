@@ -159,6 +159,9 @@ def read(spec: str, *, models: engine.Models | None = None) -> schema.Config | s
   """
   path, arguments = find(spec)
   if path.suffix == '.json':
+    if arguments is not None:
+      raise UserError(f'--config={spec}: expected a path without arguments, as a .json file takes none, got '
+                      f':{arguments}. Remove them.')
     return engine.read_file(path)
   implementation.note_command_line(arguments or '')
   found = python_files.run(path, arguments)

@@ -87,13 +87,17 @@ def rank_me(x: HostArray) -> float:
 
 
 def uniformity(units: HostArray) -> float:
-  """Returns the log of the mean of `exp(-2 |u_i - u_j|^2)` over pairs of different rows; 0 for a single row."""
+  """Returns the log of the mean of `exp(-2 |u_i - u_j|^2)` over pairs of different rows; 0 for a single row.
+
+  The rows of `units [S, D]` have length 1, or are zeros.
+  """
   total, num = 0., len(units)
+  lengths = np.any(units, axis=-1).astype(np.float64)  # 1, or 0 for a row of zeros
   for start in range(0, num, BLOCK):
     cosine = units[start:start + BLOCK] @ units.T
-    total += float(np.exp(-4. * (1. - cosine)).sum())
-  own = float(np.exp(-4. * (1. - np.square(units).sum(-1))).sum())
-  return float(np.log((total - own) / (num * (num - 1)))) if num > 1 else 0.
+    total += float(np.exp(-2. * (lengths[start:start + BLOCK, None] + lengths[None] - 2. * cosine)).sum())
+  self_pairs = float(np.exp(-4. * (lengths - np.square(units).sum(-1))).sum())
+  return float(np.log((total - self_pairs) / (num * (num - 1)))) if num > 1 else 0.
 
 
 def spread(source: Source, num: int) -> Source:

@@ -202,12 +202,17 @@ def ratio(values: Values, kernel: HostArray) -> float:
   exact = values.rows @ kernel
   error = ((rows @ (np.round(kernel / scale) * scale) - exact) ** 2).sum(1)
   size = (exact ** 2).sum(1)
-  return decibel(1., float((error[size > 0] / size[size > 0]).mean()) if (size > 0).any() else 0.)
+  counts = ~(size <= 0)  # also rows that are not a number, which the result then is
+  return decibel(1., float((error[counts] / size[counts]).mean()) if counts.any() else 0.)
 
 
 def decibel(signal: float, noise: float) -> float:
-  """Returns a ratio of energies in dB; infinite without noise."""
-  return 10 * math.log10(signal / noise) if noise > 0 and signal > 0 else math.inf if not noise > 0 else -math.inf
+  """Returns a ratio of energies in dB: infinite without noise, NaN if one of them is not a number."""
+  if math.isnan(signal) or math.isnan(noise):
+    return math.nan
+  if noise <= 0:
+    return math.inf
+  return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
 def _tensors(graph: Any) -> dict[str, HostArray]:

@@ -37,8 +37,10 @@ def render(template: str, **values: object) -> str:
 def check_ours(page: pathlib.Path) -> None:
   """Raises UserError if there is a page at this path that `render` has not made."""
   if page.exists():
-    with page.open('rb') as file:
-      head = file.read(2**12)
+    head = b''
+    if not page.is_dir():
+      with page.open('rb') as file:
+        head = file.read(2**12)
     if not all(mark in head for mark in _MARKS):
       raise UserError(f'--to: expected none or a page of vit-jax at {page}, got another file. Move it away, or set '
                       '--to=FILE.html.')
@@ -104,7 +106,8 @@ def format_value(value: object) -> str:
     return str(value)
   if isinstance(value, int) or (np.isfinite(value) and value == int(value) and abs(value) < 1e15):
     return f'{int(value):,}'
-  return f'{value:.4g}' if not 1e4 <= abs(value) < 1e15 else f'{value:,.0f}'
+  is_large = 9999.5 <= abs(value) < 1e15  # four digits of 9999.5 would be 1e+04
+  return f'{value:,.0f}' if is_large else f'{value:.4g}'
 
 
 def format_metric(name: str, value: object) -> str:

@@ -65,6 +65,7 @@ class Model:
     named = len(weights.class_names) == weights.num_classes
     assumed = not named and imagenet.by_count(weights.num_classes)
     self._encoder: TextEncoder | None = None
+    self._tokenizer = ''  # of the encoder
     self.assumed_classes = assumed.title if assumed else ''
     self._names = assumed.names if assumed else weights.class_names if named else ()
     self.class_names = self._names or tuple(f'class {i}' for i in range(weights.num_classes))
@@ -100,9 +101,9 @@ class Model:
     `tokenizer` is its file, '' = beside the weights. Raises UserError if there is no text tower or no tokenizer.
     """
     from vit_jax.weights import text_encoder  # only here: most programs predict the classes of a head
-    if self._encoder is None or tokenizer:
+    if self._encoder is None or tokenizer != self._tokenizer:
       where = self.weights.given or self.weights.source
-      self._encoder = text_encoder.load(where, self.weights, tokenizer_file=tokenizer)
+      self._encoder, self._tokenizer = text_encoder.load(where, self.weights, tokenizer_file=tokenizer), tokenizer
     return ZeroShot(self._pooled, self._encoder, names, prompts)
 
   def rank(self, logits: HostArray, *, top: int) -> list[Guess]:

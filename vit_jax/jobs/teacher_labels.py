@@ -106,7 +106,7 @@ def ensure(config: schema.Config) -> str:
   if not settings.source or (folder / answers.INFO).is_file():
     return ''
   num_devices = jax.device_count()
-  if config.mesh.tensor or config.batch_size >= num_devices:  # else `config/layout.py` sets a `tensor` that fits
+  if config.mesh.tensor or config.batch_size >= num_devices:  # else `parallel/layout.py` sets a `tensor` that fits
     meshes.check_batch(meshes.make(config.mesh), config.batch_size, 1, what='batch_size')
   teacher = _load_teacher(settings.teacher)
   labeled = opening.open_split(config.data, config.data.train_split, image_px=config.image_px)

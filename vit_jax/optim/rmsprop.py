@@ -20,7 +20,7 @@ from vit_jax.optim.momentum import Parts, chain
 
 
 class RmsState(NamedTuple):
-  """Mean of squared gradients, f32, and `trace`: m over the learning rate of the last update."""
+  """Mean of squared gradients, f32, and `trace`: m over the learning rate of the last step, 0 where that is 0."""
   nu: PyTree
   trace: PyTree
 
@@ -29,11 +29,11 @@ def scale_by_rms(schedule: Schedule, *, b2: float, start: float, eps: float, mom
                  moment: Any) -> optax.GradientTransformationExtraArgs:
   """Returns the update `m / rate`; the caller multiplies by the rate.
 
-  The state holds m divided by the rate of its own update; the next update uses `momentum m (last rate / rate)`. Where
-  `ok` is false the state does not change.
+  The state holds m divided by the rate of the step before, so that an update uses `momentum m (last rate / rate)`.
+  Where `ok` is false neither v nor m changes.
 
   Args:
-    schedule: step to learning rate, positive.
+    schedule: step to learning rate. It may be 0 while m is 0, at the start of a warm-up; m is lost where it is 0 later.
     b2: decay of v.
     start: v before the first update.
     eps: added to v.
@@ -48,12 +48,14 @@ def scale_by_rms(schedule: Schedule, *, b2: float, start: float, eps: float, mom
   def update(updates: PyTree, state: RmsState, params: PyTree | None = None, *, step: Array, ok: Array | bool = True,
              **_: Any) -> tuple[PyTree, RmsState]:
     del params
-    kept = momentum * schedule(jnp.maximum(step - 1, 0)) / schedule(step)
+    rate, last = schedule(step), schedule(jnp.maximum(step - 1, 0))
+    kept, same = (jnp.where(rate > 0., x / jnp.where(rate > 0., rate, 1.), 0.) for x in (momentum * last, last))
     grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
     nu = jax.tree.map(lambda v, g: jnp.where(ok, b2 * v + (1. - b2) * jnp.square(g), v), state.nu, grads)
     found = jax.tree.map(lambda m, v, g: kept * m.astype(jnp.float32) + g * jax.lax.rsqrt(v + eps), state.trace, nu,
                          grads)
-    trace = jax.tree.map(lambda m, new: jnp.where(ok, new.astype(moment), m), state.trace, found)
+    trace = jax.tree.map(lambda m, new: jnp.where(ok, new, same * m.astype(jnp.float32)).astype(moment), state.trace,
+                         found)
     return found, RmsState(nu, trace)
 
   return optax.GradientTransformationExtraArgs(init, update)

@@ -18,7 +18,7 @@ _BUNDLE = re.compile(r'\s*0?(?:0x[0-9a-f]+|0)\s+((?:[A-Z]{2},? ?)*)\s*:\s*(>*(?:
 # `  0x17   : > { scmp.ge.s32.totalorder %s12_s9, 10 /* loop exit test`
 _EXIT = re.compile(r'scmp\.(?:ge|gt|eq|ne)\.s32\.totalorder [^,]+, (\d+) /\* loop exit test')
 # `  0x16 PF: > { iteration index, stage = 0`
-_STAGE = re.compile(r'iteration index, stage = (\d)')
+_STAGE = re.compile(r'iteration index, stage = (\d+)')
 # `1795355470816393711-added.1-01-final_bundles.txt`
 _FILE = re.compile(r'\d+-(.+)-\d+-final_bundles\.txt')
 _UNKNOWN = -1

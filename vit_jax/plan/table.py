@@ -126,7 +126,7 @@ def _execution(model: schema.Model) -> str:
 
 def _short(value: float) -> str:
   """Formats a positive number with three or four significant digits."""
-  return f'{value:,.0f}' if value >= 1000 else f'{value:.1f}' if value >= 10 else f'{value:.3g}'
+  return f'{value:,.0f}' if value >= 999.95 else f'{value:.1f}' if value >= 9.995 else f'{value:.3g}'
 
 
 def memory_rows(plan: plans.Plan) -> list[tuple[str, str, str]]:

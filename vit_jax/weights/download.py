@@ -17,6 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
+from email import message
 from typing import Any, BinaryIO
 
 from vit_jax.core import failures, files
@@ -197,7 +198,9 @@ def _wrong(address: str, headers: Mapping[str, str], digests: Mapping[str, bytes
   tag = (headers.get('X-Linked-Etag') or '').strip('"')
   if re.fullmatch(r'[0-9a-f]{64}', tag) and digests['sha256'].hex() != tag:
     return f'its SHA-256 is {digests["sha256"].hex()}, the server says {tag}'
-  for word in (headers.get('x-goog-hash') or '').replace(' ', '').split(','):
+  # Google Storage sends a line for each checksum, and `get` returns the first one.
+  lines = headers.get_all('x-goog-hash') if isinstance(headers, message.Message) else [headers.get('x-goog-hash')]
+  for word in ','.join(line or '' for line in lines or ()).replace(' ', '').split(','):
     if word.startswith('md5=') and word[4:] != base64.b64encode(digests['md5']).decode():
       return 'its MD5 is not the one that the server says'
   # The published file names of DeiT and timm end in the first digits of the file's SHA-256.

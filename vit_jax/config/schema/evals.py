@@ -142,6 +142,12 @@ class Health(FeatureEvaluation):
   images: int = ranged(1024, r.COUNT)         # at most so many of the split, at equal distances
   min_rank: float = ranged(2., r.NOT_NEGATIVE)  # RankMe below which an alarm is raised
 
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    if config.data.recipe.eval_native_patch:
+      yield problem('data.recipe.eval_native_patch', f'0 with {name}, which mirrors and crops images of one size',
+                    config.data.recipe.eval_native_patch)
+
 
 class Gallery(enum.Enum):
   """The images that retrieval searches."""

@@ -279,6 +279,12 @@ class RMSProp(Optimizer):
   momentum: float = ranged(.9, r.BELOW_1)      # of updates that are already multiplied by the learning rate
   mu_dtype: DType = DType.F32                    # momentum as it is kept
 
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    if self.schedule.hold and not self.schedule.end_lr:
+      yield problem(f'{name}.schedule.end_lr', f'more than 0 for RMSProp with {name}.schedule.hold, as the learning '
+                    'rate is inside its momentum', 0)
+
 
 @dataclasses.dataclass
 class ScheduleFree(Optimizer):
