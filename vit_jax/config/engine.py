@@ -453,9 +453,9 @@ def _with_setting(config: schema.Config, override: str) -> schema.Config:
     found: schema.Config = holder.value
     length = len(next(one.value for one in fields(found) if one.name == name)) if isinstance(now, tuple) else 0
   except (flags.Error, *_UNREADABLE) as error:
-    raise UserError(f'config.{name}: expected {_expected(now, error)}, got {shorten(text)!r}.') from None
+    raise UserError(f'config.{name}: expected {_expected(now, error)}, got {shorten(text)!r}. Correct it.') from None
   if isinstance(now, tuple) and not known[name].is_open and length != len(now):
-    raise UserError(f'config.{name}: expected {_expected(now, None)}, got {shorten(text)!r}.')
+    raise UserError(f'config.{name}: expected {_expected(now, None)}, got {shorten(text)!r}. Correct it.')
   return found
 
 
