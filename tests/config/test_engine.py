@@ -61,6 +61,9 @@ def test_settings_that_are_gone_are_read_if_they_change_nothing() -> None:
       ('"model": {"type": "EfficientNet", "norm_momentum": 0.9}', 'config.model.norm_momentum: expected 0.99, ')):
     with pytest.raises(UserError, match=f'{said}as this setting was removed, got '):
       engine.from_json(f'{{{part}}}')
+    assert isinstance(engine.from_json(f'{{{part}}}', code='model'), schema.Config)  # weights alone are read
+  with pytest.raises(UserError, match='config.optimizer.layer_groups: expected the name of a setting. It was removed'):
+    engine.changed({'': schema.Config()}, ['optimizer.layer_groups=mae'])
 
 
 def test_all_settings_that_cannot_be_read_are_listed(tmp_path: pathlib.Path) -> None:

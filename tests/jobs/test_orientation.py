@@ -168,3 +168,6 @@ def test_what_a_run_decided_is_no_change_of_auto() -> None:
                             for value in (schema.Exif.AUTO, schema.Exif.TRUE, schema.Exif.FALSE))
   assert resume.changes(engine.to_plain(ignored), auto) == resume.changes(engine.to_plain(auto), applied) == []
   assert resume.changes(engine.to_plain(ignored), applied) == ['  data.recipe.exif_orientation: False -> True']
+  older = engine.to_plain(ignored)
+  older['optimizer']['layer_groups'] = 'mae'  # a setting of earlier versions
+  assert resume.changes(older, ignored) == []

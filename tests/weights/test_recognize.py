@@ -176,5 +176,14 @@ def test_only_the_matrix_with_joined_heads_is_split(name: str, whole: tuple[int,
   np.testing.assert_array_equal(infer.fitted({name: leaf}, shapes)[name], leaf.reshape(whole))
   other = leaf.reshape(*joined[:-2], joined[-2] // 2, 2 * joined[-1])  # as many numbers
   assert infer.fitted({name: other}, shapes)[name].shape == other.shape
+  at = -2 if 'out' in name else -3  # the other axes of a kernel are joined
+  wrong = leaf.reshape(*whole[:at], whole[at] * whole[at + 1], *whole[at + 2:]) if 'kernel' in name else other
+  assert infer.fitted({name: wrong}, shapes)[name].shape == wrong.shape
   elsewhere = name.replace('attn', 'mlp')
   assert infer.fitted({elsewhere: leaf}, {elsewhere: shapes[name]})[elsewhere].shape == joined
+
+
+def test_reasons_of_a_program_with_names_of_its_own_are_given_for_its_files_alone() -> None:
+  assert recognize.reasons(['head.fc.weight'], 'timm') == []
+  assert 'out_type of MMPretrain' in recognize.reasons(['head.fc.weight'], 'mmpretrain')[0]
+  assert 'BEiT' in recognize.reasons(['blocks.0.attn.relative_position_bias_table'], 'timm')[0]

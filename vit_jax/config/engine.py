@@ -52,7 +52,7 @@ RETIRED: Mapping[str, tuple[Any, ...] | None] = {
     'Optimizer.layer_groups': ('mae',), 'ConvStem.norm_momentum': (.9,), 'AxialResNet.norm_momentum': (.9,),
     'EfficientNet.norm_momentum': (.99,), 'Retrieval.ranks': ([1, 5, 10],), 'CaptionRetrieval.ranks': ([1, 5, 10],),
     'Logistic.tolerance': (1e-6,), 'Segmentation.tolerance': (1e-6,)}
-"""Settings that configs of earlier versions have, with the values that change nothing; None = all."""
+"""Settings of earlier versions, with the values that change nothing; None = all. No trained network depends on them."""
 ELSEWHERE = {
     'learning_rate': 'lr', 'base_lr': 'lr', 'epochs': 'length', 'num_epochs': 'length', 'steps': 'length',
     'total_steps': 'length', 'wd': 'weight_decay', 'warmup_steps': 'warmup', 'warmup_epochs': 'warmup',
@@ -258,7 +258,7 @@ class _Reader:
     if not retired:
       self.problems.append(f'{name}.{key[:60]}: expected the name of a setting, got {key[:60]!r}.'
                            + nearest(key, [field.name for field in dataclasses.fields(declared)], f'{name}.'))
-    elif retired[0] is not None and value not in retired[0]:
+    elif retired[0] is not None and value not in retired[0] and not self._code:  # else the network alone is read
       self._wrong(value, f'{" or ".join(map(_text, retired[0]))}, as this setting was removed', f'{name}.{key}')
 
   def _typed(self, value: Any, declared: Any, name: str) -> Any:
@@ -438,6 +438,7 @@ def _with_setting(config: schema.Config, override: str) -> schema.Config:
     last = name.rpartition('.')[2].lower()  # such as `swiglu`, the name of a kind of a part
     hint = next((f' Did you mean config.{path}={last}?' for path, declared in walk(config) if last in kinds(declared)),
                 '') or _nearest(name, known)
+    hint = ' It was removed; leave it out.' if any(of.endswith(f'.{last}') for of in RETIRED) else hint
     raise UserError(f'config.{shorten(name)}: expected the name of a setting.{hint}')
   if not equals:
     raise UserError(f'config.{name}: expected a value, got none. Set --config.{name}=VALUE.')

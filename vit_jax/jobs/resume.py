@@ -205,5 +205,7 @@ def changes(saved: Any, config: schema.Config) -> list[str]:
   orientation = 'data.recipe.exif_orientation'
   if schema.Exif.AUTO.value in (old.get(orientation), new.get(orientation)):
     old[orientation] = new.get(orientation)
-  return [f'  {name}: {old.get(name)} -> {new.get(name)}' for name in sorted(old.keys() | new.keys())
+  names = {name.partition('.')[2] for name in engine.RETIRED}
+  removed = {name for name in old.keys() - new.keys() if name.rpartition('.')[2] in names}
+  return [f'  {name}: {old.get(name)} -> {new.get(name)}' for name in sorted((old.keys() | new.keys()) - removed)
           if old.get(name) != new.get(name) and not name.startswith(_UNIMPORTANT_SETTINGS)]

@@ -239,10 +239,16 @@ def fitted(leaves: Leaves, shapes: Mapping[str, Any]) -> Leaves:
   """
   found = dict(leaves)
   for name, leaf in leaves.items():
-    shape = shapes[name].shape if name in shapes else leaf.shape
-    joined = [(*shape[:at], shape[at] * shape[at + 1], *shape[at + 2:]) for at in range(len(shape) - 3, len(shape) - 1)
-              if at >= 0]
-    if re.search(r'(^|/)attn/(query|key|value|out)/(kernel|bias)$', name) and leaf.shape in joined:
+    if name not in shapes or not (layer := re.search(r'(?:^|/)attn/(query|key|value|out)/(kernel|bias)$', name)):
+      continue
+    shape = shapes[name].shape
+    if layer[1] != 'out':  # [..., A, K]
+      joined = (*shape[:-2], math.prod(shape[-2:]))
+    elif layer[2] == 'kernel':  # [..., A, K, D]
+      joined = (*shape[:-3], math.prod(shape[-3:-1]), *shape[-1:])
+    else:
+      continue
+    if leaf.shape == joined:
       found[name] = leaf.reshape(shape)
   return found
 

@@ -132,7 +132,7 @@ def _of_tensors(content: files.Content, path: pathlib.Path, where: str, explicit
       position_resize=resize.convention(known.family, named_hints.position_resize,
                                         has_registers='backbone/registers' in found.leaves),
       pool=infer.pool_of_timm(hints.timm_pool, found.leaves)))
-  _check_all_used(found, content.chosen.path)
+  _check_all_used(found, content.chosen.path, known.family)
   _check_rgb(found.leaves)
   model = infer.model(found.leaves, hints)
   said = (sidecar.architecture, path.name, where)
@@ -211,12 +211,15 @@ def _check_rgb(leaves: Leaves) -> None:
                     f'are read for RGB alone. Use those for RGB with --config.data.channels={num}, which adapts them.')
 
 
-def _check_all_used(found: tables.Match, path: str) -> None:
-  """Raises UserError if a tensor is unused, or cannot be combined with the others; `path` is that of the network."""
+def _check_all_used(found: tables.Match, path: str, label: str) -> None:
+  """Raises UserError if a tensor is unused, or cannot be combined with the others.
+
+  `path` is that of the network in its file, which reports call `label`.
+  """
   problems = list(found.problems)
   if found.left:
     problems += [f'{len(found.left)} tensors have no place in this network:', *tables.listed(found.left),
-                 *recognize.reasons(found.left)]
+                 *recognize.reasons(found.left, label)]
     problems += [f'If they are beside the network {path}, leave them out with --view={path}.'] if path else []
   if problems:
     raise UserError('\n'.join(problems))

@@ -71,9 +71,16 @@ def recognize(tensors: Tensors) -> Recognized:
   raise UserError(f'its {len(tensors)} tensors are named as in no known family ({", ".join(FORMATS)}): {shown}')
 
 
-def reasons(left: list[str]) -> list[str]:
-  """Returns the known reasons why unused tensors are not supported."""
-  known = [one for family in FAMILIES for one in family.unsupported.items()] + [_SCALES]
+def reasons(left: list[str], label: str) -> list[str]:
+  """Returns the known reasons why unused tensors of a file, which reports call `label`, are not supported.
+
+  Families whose files have names of their own give reasons for their files alone.
+  """
+  def may_speak(family: Family) -> bool:
+    has_own_names = bool(family.files) and all(files.program == 'file' for files in family.files)
+    return family.name == label or not has_own_names
+
+  known = [one for family in FAMILIES if may_speak(family) for one in family.unsupported.items()] + [_SCALES]
   return [reason for pattern, reason in known if any(re.match(pattern, name) for name in left)]
 
 
