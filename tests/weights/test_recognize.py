@@ -176,9 +176,9 @@ def test_only_the_matrix_with_joined_heads_is_split(name: str, whole: tuple[int,
   np.testing.assert_array_equal(infer.fitted({name: leaf}, shapes)[name], leaf.reshape(whole))
   other = leaf.reshape(*joined[:-2], joined[-2] // 2, 2 * joined[-1])  # as many numbers
   assert infer.fitted({name: other}, shapes)[name].shape == other.shape
-  at = -2 if 'out' in name else -3  # the other axes of a kernel are joined
-  wrong = leaf.reshape(*whole[:at], whole[at] * whole[at + 1], *whole[at + 2:]) if 'kernel' in name else other
-  assert infer.fitted({name: wrong}, shapes)[name].shape == wrong.shape
+  if name.endswith('kernel'):  # the axis beside those of the heads is joined with one of them
+    wrong = leaf.reshape((*whole[:-2], -1) if '/out/' in name else (*whole[:-3], -1, whole[-1]))
+    assert infer.fitted({name: wrong}, shapes)[name].shape == wrong.shape
   elsewhere = name.replace('attn', 'mlp')
   assert infer.fitted({elsewhere: leaf}, {elsewhere: shapes[name]})[elsewhere].shape == joined
 
