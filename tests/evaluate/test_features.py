@@ -5,6 +5,7 @@ import logging
 import mmap
 import pathlib
 import shutil
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests.evaluate import rows
 from vit_jax.core.errors import UserError
 from vit_jax.evaluate import store
-from vit_jax.evaluate.features import Layout, Store
+from vit_jax.evaluate.features import Layout, Rows, Store
 
 FEATURES, LABEL = rows.clusters(37, classes=3, width=5, seed=0)
 
@@ -125,6 +126,43 @@ def test_damaged_or_partial_features_are_taken_again(how: str, tmp_path: pathlib
   with caplog.at_level(logging.WARNING):
     np.testing.assert_array_equal(by_example(rows.split(again, folder=tmp_path)), FEATURES)
   assert again.passes == 1 and ('are damaged and computed again' in caplog.text) is (how != 'missing')
+
+
+def part_batches(layout: Layout) -> Iterator[Rows]:
+  """The rows of the parts of one process, batch by batch."""
+  examples = np.stack([layout.examples(part) for part in layout.parts])
+  for start in range(0, layout.num_rows, layout.size):
+    at = examples[:, start:start + layout.size]
+    is_example = at < layout.num_examples
+    index = np.where(is_example, at, 0)
+    yield Rows(FEATURES[index], LABEL[index].astype(np.int32), at.astype(np.int32), is_example.astype(np.float32))
+
+
+def test_hosts_with_disks_of_their_own_find_their_parts(tmp_path: pathlib.Path) -> None:
+  identity, weights = {'data': 'a'}, 'f' * 64
+  for part in range(2):
+    layout = Layout(37, 12, 2, (part,))
+    host = tmp_path / f'host{part}'
+    made = Store(host).make(identity, weights, layout, part_batches(layout))
+    found = Store(host).find(identity, weights, layout)
+    assert found is not None and len(found) == 1
+    for ours, theirs in zip(found[0], made[0], strict=True):
+      np.testing.assert_array_equal(ours[made[0].mask > 0], theirs[made[0].mask > 0])
+    assert Store(host).find(identity, weights, Layout(37, 12, 2, (1 - part,))) is None
+  # On one disk all parts are those of everybody; and a set of parts that two processes have is one file.
+  for path in (tmp_path / 'host1').rglob('*.parquet'):
+    shutil.copy(path, next((tmp_path / 'host0').rglob('*.parquet')).parent)
+  assert Store(tmp_path / 'host0').find(identity, weights, Layout(37, 37, 1, (0,))) is not None
+
+
+def test_files_of_earlier_versions_make_room(tmp_path: pathlib.Path) -> None:
+  identity, layout = {'data': 'a'}, Layout(37, 12, 2, (0, 1))
+  Store(tmp_path).make(identity, 'f' * 64, layout, part_batches(layout))
+  folder = next(tmp_path.rglob('*.parquet')).parent
+  for ending in ('.features.npy', '.rows.npy', '.json'):
+    (folder / f'00000-of-00001{ending}').write_bytes(b'old')
+  Store(tmp_path).make(identity, 'e' * 64, layout, part_batches(layout))
+  assert [path.suffix for path in tmp_path.rglob('*') if path.is_file()] == ['.parquet']
 
 
 def test_features_of_other_weights_are_refused(tmp_path: pathlib.Path) -> None:

@@ -133,5 +133,5 @@ def test_a_label_that_was_changed_is_refused(tmp_path: pathlib.Path) -> None:
 
 def test_a_shard_without_checksums_is_refused(tmp_path: pathlib.Path) -> None:
   shard = min(write(tmp_path, 'shards').glob('*.parquet'))
-  with pytest.raises(UserError, match='it has no checksums, such as a single shard of a folder'):
+  with pytest.raises(UserError, match='without them, such as a single shard of a folder'):
     read(shard)

@@ -124,6 +124,17 @@ def test_patterns_of_what_is_no_matrix_are_refused() -> None:
     build('block/.*')
 
 
+def test_patterns_may_name_what_nothing_states_to_be_a_matrix() -> None:
+  """Such as the adapters of LoRA: the last axis is the output."""
+  grads = {'blocks': {'mlp': {'up': {'lora_a': jnp.asarray(np.random.default_rng(0).normal(size=(2, 12, 3)))}}}}
+  config = dataclasses.replace(F32, matrices=('.*/lora_a',))
+  transformation = muon.muon(config, matrices={})
+  found, _ = transformation.update(grads, transformation.init(grads))
+  for layer in np.asarray(found['blocks']['mlp']['up']['lora_a'], np.float64):
+    values = np.linalg.svd(layer / (.2 * 12 ** .5), compute_uv=False)
+    assert np.all(np.abs(values - 1.) < .35)
+
+
 def test_each_matrix_of_a_stack_of_experts_is_made_orthogonal() -> None:
   experts = {'backbone/blocks/mlp/experts': (2, 3, 12, 20)}  # two layers of three experts
   rng = np.random.default_rng(0)

@@ -4,9 +4,10 @@ A batch is split into `count` equal parts (`core.types.Shard`); a process has th
 split contains, for each of these parts, the rows of all batches in sequence. It can therefore be placed on the devices
 without communication between hosts, and the position of a row determines its example.
 
-`Store` keeps the tables in memory, and on disk for later jobs, in the files of `vit-jax embed`, one for each process:
+`Store` keeps the tables in memory, and on disk for later jobs, in the files of `vit-jax embed`, one for each set of
+parts that a process has:
 
-  FOLDER/<what>/<weights>/<process>-of-<processes>.parquet
+  FOLDER/<what>/<weights>/<first part>-<digest of the parts>-of-<parts>.parquet
 
 <what> is a digest of everything but the weights that features depend on; for each, only the newest weights are kept.
 If a file is missing or damaged, the features are computed again. Features of other weights than in the folder's name
@@ -19,6 +20,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import pathlib
 import tempfile
 import time
@@ -45,6 +47,7 @@ log = logging.getLogger('vit_jax.evaluate')
 Reader = Callable[[PyTree, Array], Array]
 """Maps the selected parameters of a view and prepared images `[B, H, W, 3]` to features `[B, D]`, or `[B, …]`."""
 _NAME = 16  # hexadecimal digits of a digest in a name
+_OLDER = ('*.features.npy', '*.rows.npy', '*.json')  # files of earlier versions, which are computed again
 _BLOCK_ROWS = 2**12  # that are written and read at once
 
 
@@ -57,6 +60,17 @@ class Layout(NamedTuple):
   batch_size: int
   num_parts: int
   parts: tuple[int, ...]
+
+  @property
+  def file_name(self) -> str:
+    """Name of the file of these parts, which is the same in all processes that have them."""
+    digest = hashlib.sha256(repr(self.parts).encode()).hexdigest()[:8]
+    return f'{self.parts[0]:05d}-{digest}-of-{self.num_parts:05d}.parquet'
+
+  @property
+  def num_own(self) -> int:
+    """Examples of these parts."""
+    return sum(int(np.count_nonzero(self.examples(part) < self.num_examples)) for part in self.parts)
 
   @property
   def size(self) -> int:
@@ -134,7 +148,8 @@ class Store:
     self._kept.pop(what, None)
     if folder is not None:
       # Every process removes old files before any writes a new one, as batches are computed by all together.
-      for old in folder.parent.glob('*/*.parquet'):
+      olds = [old for pattern in ('*.parquet', *_OLDER) for old in folder.parent.glob(f'*/{pattern}')]
+      for old in olds:
         old.unlink(missing_ok=True)
         if old.parent != folder:
           with contextlib.suppress(OSError):  # there is something else
@@ -149,12 +164,11 @@ class Store:
             column[number_of_part] for column in (batch.features, batch.label, batch.mask))
     if folder is not None:
       num_rows = sum(int(np.count_nonzero(part.mask)) for part in table)
-      num_examples = sum(int(np.count_nonzero(part.example < layout.num_examples)) for part in table)
       store.write_file(
-          folder / f'{jax.process_index():05d}-of-{jax.process_count():05d}.parquet', lambda: _blocks(table),
+          folder / layout.file_name, lambda: _blocks(table),
           {'format': store.FORMAT, 'what': 'features', 'shape': [table[0].features.shape[1]],
            'identity': dict(identity), 'features_digest': weights, 'num_rows': num_rows,
-           'num_bad': num_examples - num_rows})
+           'num_bad': layout.num_own - num_rows})
     self._kept[what] = (weights, layout, table)
     return table
 
@@ -192,6 +206,8 @@ def _empty(layout: Layout, width: int, folder: pathlib.Path | None) -> Table:
     features: HostArray = np.zeros(shape if folder is None else 0, np.float32)
     if folder is not None:
       with tempfile.TemporaryFile(dir=folder) as file:
+        if hasattr(os, 'posix_fallocate'):  # so that a full disk is an error here, and no signal at a write
+          os.posix_fallocate(file.fileno(), 0, max(1, layout.num_rows * width * 4))
         features = np.memmap(file, np.float32, 'w+', shape=shape)
     table.append(Rows(features, np.full(layout.num_rows, -1, np.int32), layout.examples(part).astype(np.int32),
                       np.zeros(layout.num_rows, np.float32)))
@@ -216,9 +232,11 @@ def _read_folder(folder: pathlib.Path, identity: Mapping[str, str], weights: str
   try:
     files = [store.open_complete(path) for path in sorted(folder.glob('*.parquet'))]
     others = [(file.path, differing) for file in files if (differing := _differing(file, identity, weights))]
-    # With fewer examples another process has not written its file.
-    if not others and layout.num_examples == sum(file.info['num_rows'] + file.info['num_bad'] for file in files):
+    if not others and layout.num_examples == _num_examples(files):
       return _read(files, layout, folder)
+    own = [file for file in files if file.path.name == layout.file_name]  # hosts may have disks of their own
+    if not others and own and layout.num_own == _num_examples(own):
+      return _read(own, layout, folder)
   except (UserError, TemporaryError, OSError) as error:
     log.warning('The features in %s are damaged and computed again: %s', folder, error)
     return None
@@ -226,6 +244,10 @@ def _read_folder(folder: pathlib.Path, identity: Mapping[str, str], weights: str
     raise UserError(f'{path}: expected the features that its folder is named after, got others ({differing} differ). '
                     f'Remove {folder}, so that they are extracted again.')
   return None
+
+
+def _num_examples(files: Sequence[store.Written]) -> int:
+  return sum(file.info['num_rows'] + file.info['num_bad'] for file in files)
 
 
 def _read(files: Sequence[store.Written], layout: Layout, folder: pathlib.Path | None = None) -> Table:

@@ -167,7 +167,9 @@ def open_complete(path: pathlib.Path) -> Written:
     raise UserError(f'{path}: expected the output of vit-jax embed, got another file or folder. Check the path.')
   sums = info.get(SHA256)
   if sums is None:
-    raise _damaged(path, ValueError('it has no checksums, such as a single shard of a folder'))
+    raise UserError(f'{path}: expected the output of vit-jax embed with its checksums, got a file without them, such '
+                    'as a single shard of a folder or the output of an older version. Give the folder, or remove the '
+                    'file and run vit-jax embed again.')
   if not isinstance(sums, dict) or _sealed(info, {k: x for k, x in sums.items() if k != 'info'})[SHA256] != sums:
     raise _damaged(path, ValueError('another checksum of its description'))
   fields = documents.Field(info, str(path), 'Write the features of the images with vit-jax embed.')

@@ -51,10 +51,17 @@ def muon(config: schema.Muon, *, matrices: Matrices, **_: Any) -> optax.Gradient
   """Returns Muon for the parameters that `matrices` names, with AdamW for the others. The decay is applied later."""
   rest = adam.scale_by_adam(config.b1, config.b2, config.eps, config.mu_dtype.value)
 
+  def with_named(tree: PyTree) -> Matrices:
+    """Adds parameters that nothing states to be matrices, and that patterns name: their last axis is the output."""
+    named = {name: (leaf.ndim - trees.is_stacked(name) - 1, 1) for name, leaf in trees.flatten(tree).items()
+             if name not in matrices and masks.matches(name, config.matrices)}
+    return {**matrices, **{name: matrix for name, matrix in named.items() if matrix[0] > 0}}
+
   def init(params: PyTree) -> MuonState:
+    stated = with_named(params)
     chosen = trees.map_named(lambda name, _: masks.matches(name, config.matrices, matrices),
                              params)  # checked by `multipliers`
-    momentum = trees.map_named(lambda name, p: _zeros(name, p, matrices.get(name), config.mu_dtype.value),
+    momentum = trees.map_named(lambda name, p: _zeros(name, p, stated.get(name), config.mu_dtype.value),
                                _only(True, chosen, params))
     return MuonState(momentum, rest.init(_only(False, chosen, params)))
 
@@ -68,7 +75,7 @@ def muon(config: schema.Muon, *, matrices: Matrices, **_: Any) -> optax.Gradient
     momentum = trees.map_once(lambda m, g: jnp.where(ok, beta * m.astype(jnp.float32) + (1. - beta) * g, m),
                               state.momentum, grads)
     ahead = trees.map_once(lambda m, g: beta * m + (1. - beta) * g, momentum, grads)
-    moved = _orthogonal(ahead, config, matrices)
+    moved = _orthogonal(ahead, config, with_named(updates))
     kept = jax.tree.map(lambda m: m.astype(config.mu_dtype.value), momentum)
     return jax.tree.map(lambda is_matrix, one, other: one if is_matrix else other, chosen, moved, others,
                         is_leaf=lambda x: isinstance(x, bool)), MuonState(kept, after)

@@ -69,7 +69,7 @@ def _with_networks(config: schema.Config, overridden: Collection[str], workdir: 
   """Returns the config with the settings of the objective that follow from weights, such as a teacher's network."""
   spec = kinds.of(config)
   for name, begin in kinds.begins_with(config).items():
-    if not begin.weights:
+    if not begin.weights or not spec.from_weights:
       continue
     before, objective = _started(config, workdir), config.objective
     if before and type(before.objective) is type(objective) and (

@@ -125,9 +125,9 @@ def _network(name: str, begin: Begin, config: schema.Config, program: Program,
   found = loading.load(begin.weights, view=begin.view, first=begin.first)
   log.info('%s: %s', name.capitalize(), loading.text(found))
   usual = found.preprocess.mean, found.preprocess.std
-  for setting, expected, given in zip(('mean', 'std'), usual, begin.normalization, strict=False):
+  for which, expected, given in zip(('mean', 'std'), usual, begin.normalization, strict=False):
     if not np.allclose(expected, given, atol=1e-3):
-      log.warning('objective.%s.%s: expected %s, as for its weights, got %s', name, setting, expected, tuple(given))
+      log.warning('objective.%s.%s: expected %s, as for its weights, got %s', name, which, expected, tuple(given))
   extra = program.abstract_state.extra
   while begin.part not in extra:
     extra = extra['inner']
@@ -142,8 +142,9 @@ def _network(name: str, begin: Begin, config: schema.Config, program: Program,
     raise UserError(f'objective.{name}.weights: expected weights with {", ".join(missing)}, got {found.source}, which '
                     'has none. Use the run directory of a complete network.')
   own = found._replace(params={part: found.params[part] for part in adapted})
-  fitted = adapt.adapt(own, Target(begin.model, begin.image_px, {part: wanted[part] for part in adapted}, None,
-                                   f'objective.{name}.model'))
+  setting = 'model' if begin.model is config.model else f'objective.{name}.model'
+  like = {part: wanted[part] for part in adapted}
+  fitted = adapt.adapt(own, Target(begin.model, begin.image_px, like, None, setting))
   network = {**fitted.params, **{part: found.params[part] for part in others}}
   network |= {'state': fitted.state} if 'state' in wanted else {}
   leaves = _leaves(network)
