@@ -27,10 +27,10 @@ RUN = ('--config=digits', '--config.model.depth=1', '--config.model.width=16', '
        '--config.checkpoints.every=3 steps', '--config.train.log_every=1 steps')
 MOMENTS = ('any', 'save', 'after')
 PLACED = ('step', 'save', 'step', 'evaluation', 'save', 'step')
-STEPS, SAVED_EVERY, EVALUATED_EVERY = 600, 4, 10
-SLOWER = ('--config.evals.test.every=10 steps', '--config.checkpoints.every=4 steps', '--config.batch_size=480',
-          '--config.length=600 steps')
-"""Of placed kills: a step then takes about as long as a save, so that a kill can be in a step alone."""
+STEPS, SAVED_EVERY, EVALUATED_EVERY = 1200, 8, 10
+SLOWER = ('--config.evals.test.every=10 steps', '--config.checkpoints.every=8 steps', '--config.batch_size=480',
+          '--config.length=1200 steps')
+"""Of placed kills: half of the time or more no save is under way, so that a kill can be in a step alone."""
 GIVEN_UP_S = 600.
 
 
