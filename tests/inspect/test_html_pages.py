@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from vit_jax.core.errors import UserError
 from vit_jax.inspect import html_pages
 
 STYLE = pathlib.Path(html_pages.__file__).parent / 'templates' / 'style.css'
@@ -71,3 +72,8 @@ def test_other_metrics_are_numbers(name: str) -> None:
     (9999.4, '9999'), (9999.96, '10,000'), (-9999.5, '-10,000'), (.12345, '0.1235')])
 def test_numbers_near_ten_thousand_are_no_powers(value: float, text: str) -> None:
   assert html_pages.format_value(value) == text
+
+
+def test_a_folder_at_the_place_of_a_page_is_not_replaced(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match='expected none or a page of vit-jax at'):
+    html_pages.check_ours(tmp_path)

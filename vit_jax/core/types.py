@@ -129,7 +129,7 @@ class Features(NamedTuple):
 
   def maps(self) -> Array:
     """Returns the tokens as maps `[B, h, w, D]`. Raises UserError if there is not one token for each patch."""
-    height, width = self.grid
+    height, width = map(int, self.grid)
     if self.tokens.shape[1] != height * width:
       raise UserError(f'features: expected a token for each patch of the {height} × {width} grid, got '
                       f'{self.tokens.shape[1]}. Use a network that keeps all tokens for features of patches.')

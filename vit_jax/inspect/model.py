@@ -185,8 +185,8 @@ class Model:
 
   def _last_grid(self, pixels: Array) -> Array:
     """Returns the tokens that the network ends with, `[B, h, w, D]`."""
-    found = self._apply(self._params, pixels).features
-    return found.tokens.reshape(pixels.shape[0], *map(int, found.grid), -1)
+    features: Features = self._apply(self._params, pixels).features
+    return features.maps()
 
   def _tokens(self, pixels: Array, depths: Sequence[int], *, as_grid: bool, norm: bool) -> Array:
     """Returns the tokens after each of `depths`, `[B, n, M, D]`, or as grids `[B, n, h, w, D]`."""

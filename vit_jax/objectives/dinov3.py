@@ -109,7 +109,7 @@ class Dinov3(Dinov2):
     tokens = features.tokens.astype(jnp.float32)
     if features.grid != grid:
       rows, columns = interpolate.matrices(features.grid, grid, PositionResize.BICUBIC)
-      tokens = jnp.einsum('ih,jw,bhwd->bijd', rows, columns, tokens.reshape(-1, *features.grid, tokens.shape[-1]),
+      tokens = jnp.einsum('ih,jw,bhwd->bijd', rows, columns, features.maps().astype(jnp.float32),
                           precision=jax.lax.Precision.HIGHEST)
     return tokens.reshape(*crops.shape[:2], grid[0] * grid[1], -1)
 

@@ -76,9 +76,8 @@ class Trained:
     features, _ = self.backbone.apply(teacher['backbone'], teacher.get('state', {}), image, train=False, key=None)
     found = {POOLED: features.pooled.astype(jnp.float32)}
     if self._grid is not None:
-      tokens = features.tokens.astype(jnp.float32)
-      width = tokens.shape[-1]
-      found[PATCHES] = resized(tokens.reshape(-1, *features.grid, width), self._grid).reshape(len(image), -1, width)
+      maps = features.maps().astype(jnp.float32)
+      found[PATCHES] = resized(maps, self._grid).reshape(len(image), -1, maps.shape[-1])
     return jax.lax.stop_gradient(found)
 
 

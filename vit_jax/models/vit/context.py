@@ -23,7 +23,7 @@ They are summed over the blocks by name, and `Features.losses` has the sums, whi
 
 
 class BlockInfo(NamedTuple):
-  """What a block, and the attention and the MLP in it, are told of the tokens `[B, M, D]` that they get.
+  """Information for a block, and for the attention and the MLP in it, about the tokens `[B, M, D]` that they get.
 
   num_images: B. The first two axes of the tokens may be joined, `[B * M, D]`.
   rate: f32 scalar, probability that stochastic depth drops a branch, of a complete image; None = never.
