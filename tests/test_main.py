@@ -304,6 +304,35 @@ def test_ctrl_c_ends_a_job_with_a_line_and_a_second_one_does_not_wait(times: int
   assert (process.returncode, error) == (130, 'Interrupted.\n')
 
 
+PLACES = """
+import atexit, sys, threading, time
+from vit_jax import main
+from vit_jax.jobs import listing
+
+def place():
+  import jax, numpy as np
+  while True:
+    jax.block_until_ready(jax.device_put(np.zeros((8, 1 << 16), np.float32)))
+
+def run(**_):
+  threading.Thread(target=place, daemon=True).start()
+  time.sleep(1.5)
+  atexit.register(print, 'closed', end='')
+  return 3
+
+listing.run = run
+sys.argv = ['vit-jax', 'list']
+main.program()
+"""
+
+
+@pytest.mark.slow(reason='starts a program that imports jax: 4 s')
+def test_a_thread_inside_a_library_does_not_abort_the_end_of_the_program() -> None:
+  done = subprocess.run([sys.executable, '-c', PLACES], capture_output=True, text=True,
+                        cwd=pathlib.Path(main.__file__).parents[1], env=os.environ | {'JAX_PLATFORMS': 'cpu'})
+  assert (done.returncode, done.stdout, done.stderr) == (3, 'closed', '')
+
+
 WORKERS = """
 import operator, sys, time
 from vit_jax import main

@@ -12,6 +12,7 @@ and describe the flags for shell completion. jax and the module of a job are imp
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import gc
 import io
@@ -342,12 +343,28 @@ def program() -> None:
   gc.set_threshold(50_000, 20, 50)  # with the defaults, garbage collection takes 10 % of the time to the first step
   os.environ.setdefault('PYTHONWARNINGS', 'ignore:resource_tracker')  # of semaphores that an interrupt leaves open
   signals.watch()
+  statuses = list[int]()
+  atexit.register(_end_at_once, statuses)  # registered before all libraries, so called after their functions
   status = run()
   if status == signals.INTERRUPTED:  # a normal exit would wait for threads and for saves
     for child in multiprocessing.active_children():
       child.terminate()
     os._exit(status)
+  statuses.append(status)
   sys.exit(status)
+
+
+def _end_at_once(statuses: list[int]) -> None:
+  """Ends this process with the last of `statuses`, if there is one, without the steps of Python that would follow.
+
+  These steps end the threads that still run. A thread that is inside a library in C++ then aborts the process, for
+  example the thread `feed` while it places a batch.
+  """
+  if statuses:
+    for stream in (sys.stdout, sys.stderr):
+      with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the stream is closed
+        stream.flush()
+    os._exit(statuses[-1])
 
 
 if __name__ == '__main__':
