@@ -88,6 +88,11 @@ def test_smoothing_changes_no_result_and_evens_out_channels(tmp_path: pathlib.Pa
   for name in names:
     np.testing.assert_allclose(said[name].highest, after[name].highest, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(said[name].rows, after[name].rows, rtol=1e-4, atol=1e-4)
+  stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+  for name in moved:  # each channel of the inputs has the range of its rows of the kernels, as both had factors
+    kernels = [stored[node.input[1]] for node in model.graph.node if name in node.input]
+    largest = np.maximum(np.abs(said[name].lowest), np.abs(said[name].highest))
+    np.testing.assert_allclose(largest, np.max([np.abs(kernel).max(1) for kernel in kernels], 0), rtol=1e-4)
   assert not {tensor.name for tensor in model.graph.initializer} - {x for node in model.graph.node for x in node.input}
 
 
@@ -97,6 +102,8 @@ def test_the_ratio_of_a_product_counts_each_token() -> None:
   assert int8.ratio(values, np.eye(2)) == math.inf, 'ones and zeros are steps of both'
   values = int8.Values(np.zeros(2), np.array([1., 1000.]), np.array([[1., 0.], [0., 1000.]]))
   assert int8.ratio(values, np.eye(2)) == pytest.approx(int8.decibel(2., 1.)), 'the first token is lost, half of them'
+  small = np.array([[1., 0.], [0., .001]])
+  assert int8.ratio(int8.Values(np.zeros(2), np.ones(2), rows), small) == math.inf, 'each output has its own scale'
   assert int8.decibel(100., 1.) == 20. and int8.decibel(1., 0.) == math.inf
   assert 2 * int8.STEPS * int8.KERNEL_TOP < 2**15
 

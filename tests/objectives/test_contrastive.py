@@ -20,7 +20,7 @@ from vit_jax.objectives.contrastive import Contrastive
 
 MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16), dropout=.2)
 TEXT = schema.Text(length=6, width=12, depth=1, heads=2, mlp=16)
-FROZEN = {part: schema.PathRule(f'{part}/.*', frozen_until='100 %') for part in ('backbone', 'text')}
+FROZEN = {part: schema.PathRule(f'{part}/.*', frozen_until='100 %') for part in ('backbone', 'text', 'backbone/stem')}
 BATCH = {'image': np.random.default_rng(0).normal(size=(8, 8, 8, 3)).astype(np.float32),
          'text': np.random.default_rng(1).integers(3, 259, (8, 6)).astype(np.int32), 'text_mask': np.ones((8, 6), bool)}
 
@@ -75,11 +75,28 @@ def test_the_loss_is_that_of_unit_vectors_of_both_towers() -> None:
   assert 'bias' not in params['head']
 
 
+@pytest.mark.parametrize('settings', [{}, {'same_class': True, 'prompts': 'clip_best', 'names': 'imagenet'}])
+def test_rows_that_count_are_compared_with_each_other_by_row_or_by_class(settings: dict[str, Any]) -> None:
+  made = task('backbone', 'text', scale_init=2., bias_init=-1., **settings)
+  params, label, num = begun(made), np.array([0, 0, 1, 1, 1, 2, 3, 3]), 6
+  rows, _ = made.embed(params, {}, BATCH, jax.random.key(1), jnp.zeros((), int))
+  batch = {**BATCH, 'label': label, 'mask': np.float32(np.arange(8) < num)}
+  out = made.compare(params, {}, rows, batch, jax.random.key(1), jnp.zeros((), int))
+  x, y = (np.asarray(v, np.float64)[:num] for v in rows)
+  group = label[:num] if settings else np.arange(num)
+  signs = 2. * (group[:, None] == group) - 1.
+  assert float(out.loss.value) == pytest.approx(np.log1p(np.exp(-signs * (2. * x @ y.T - 1.))).sum() / num, rel=1e-5)
+
+
 @pytest.mark.parametrize('part', ['backbone', 'text'])
 def test_a_tower_that_the_rules_freeze_has_no_gradient(part: str) -> None:
   other = {'backbone': 'text', 'text': 'backbone'}[part]
   assert slopes(part)[part] == 0. and slopes(part)[other] > 0.
   assert slopes()[part] > 0.
+
+
+def test_a_tower_with_a_frozen_part_learns() -> None:
+  assert slopes('backbone/stem')['backbone'] > 0.
 
 
 def test_a_frozen_image_tower_has_no_dropout_and_one_that_learns_has() -> None:

@@ -244,6 +244,24 @@ def test_blocks_are_made_of_rectangles_that_do_not_span_the_image() -> None:
   assert not none.any()
 
 
+def test_sides_of_rectangles_have_the_distribution_of_beit(monkeypatch: pytest.MonkeyPatch) -> None:
+  """The first rectangle in 20,000 images of 24 x 24 patches, beside BEiT's sampler, written again in NumPy."""
+  monkeypatch.setattr(dinov2, 'TRIES', 1)
+  wanted, rng = np.full(20_000, 200), np.random.default_rng(0)
+  masks = np.asarray(jax.jit(lambda key: dinov2.blocks(key, wanted, (24, 24)))(jax.random.key(1))).reshape(-1, 24, 24)
+  masks = masks[masks.any((1, 2))]
+  found = np.stack([masks.any(2).sum(1), masks.any(1).sum(1)])
+  area, ratio = rng.uniform(4, 200, 20_000), np.exp(rng.uniform(np.log(.3), np.log(1 / .3), 20_000))
+  sides = np.round(np.sqrt([area * ratio, area / ratio])).astype(int)
+  expected = sides[:, (sides < 24).all(0) & (sides.prod(0) <= 200)]
+  # A mean of 19,000 logarithms with a deviation of about 0.7 has one of 0.005; the difference of two means 0.007.
+  for of_sides in (lambda sides: np.log(sides[0] / sides[1]), lambda sides: np.log(sides).sum(0)):
+    a, b = of_sides(found), of_sides(expected)
+    assert a.mean() == pytest.approx(b.mean(), abs=5 * np.hypot(a.std(), b.std()) / 19_000 ** .5)
+    np.testing.assert_allclose(np.quantile(a, (.1, .9)), np.quantile(b, (.1, .9)), atol=.1)
+  assert found.shape[1] == pytest.approx(expected.shape[1], abs=5 * 2 ** .5 * 31)  # a deviation of 31 or less
+
+
 def config(**changes: Any) -> schema.Config:
   model = schema.ViT(patch=8, width=8, depth=1, heads=2, mlp=schema.Mlp(8))
   views = schema.Data(recipe=schema.Recipe(views=schema.Views(on=True, num_local=2, local_px=8)))
