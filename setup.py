@@ -64,6 +64,7 @@ setuptools.setup(
   install_requires=[
     'absl-py>=2.1',
     'array_record>=0.8.1',
+    'chex>=0.1.90',  # assertions on shapes and trees
     'etils[epath]>=1.12',
     'flax>=0.12',
     'google-crc32c>=1.5',

@@ -10,6 +10,7 @@ import sys
 import weakref
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -69,8 +70,8 @@ def test_the_mean_is_a_run_of_its_own_that_evaluates(
   (after,) = states(tmp_path).values()
   for item in ('params', 'extra'):
     want = jax.tree.map(lambda *x: np.mean(np.asarray(x, np.float64), 0), *(getattr(before[s], item) for s in steps))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), getattr(after, item), want)
-  jax.tree.map(np.testing.assert_array_equal, after.opt, before[steps[-1]].opt)
+    chex.assert_trees_all_close(getattr(after, item), want, rtol=1e-5, atol=1e-7)
+  chex.assert_trees_all_equal(after.opt, before[steps[-1]].opt)
   assert int(after.step) == steps[-1]
   if which == '--last=3':
     assert main.run(['--job=evaluate', *SETTINGS, f'--workdir={tmp_path}']) == 0
@@ -162,7 +163,7 @@ def test_two_processes_average_into_one_directory(done: pathlib.Path, tmp_path: 
   assert ended.returncode == 0, ended.stdout + ended.stderr
   assert main.run(['--job=average', f'--workdir={done}', '--last=2', f'--to={tmp_path / "one"}']) == 0
   (one,), (two,) = (states(tmp_path / name).values() for name in ('one', 'two'))
-  jax.tree.map(np.testing.assert_array_equal, two, one)
+  chex.assert_trees_all_equal(two, one)
 
 
 @pytest.mark.slow(reason='6 s with the run that it reads')

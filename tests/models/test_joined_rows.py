@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,7 +73,7 @@ def test_joined_rows_are_the_same_network(
   found = loss_and_gradient(model)
   of_images = {shape[1] for shape in shapes if shape[0] == len(IMAGES)}
   assert of_images == {num_tokens}  # 17 tokens are filled up to 18, before the first block
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5, rtol=3e-5), found, expected)
+  chex.assert_trees_all_close(found, expected, atol=3e-5, rtol=3e-5)
 
 
 @pytest.mark.parametrize('changes', [

@@ -1,6 +1,7 @@
 """A frozen backbone under a linear probe: no gradients, chosen features, BatchNorm as NumPy has it."""
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +50,7 @@ def test_training_goes_by_the_batch_and_evaluation_by_the_running_statistics(par
   got, same = apply(new, False)
   want = (plain - np.asarray(running['mean'])) / np.sqrt(np.asarray(running['variance']) + 1e-6)
   np.testing.assert_allclose(got.pooled, want, atol=1e-4)
-  jax.tree.map(np.testing.assert_array_equal, same, new)
+  chex.assert_trees_all_equal(same, new)
 
 
 @pytest.mark.slow(reason='2 s: a gradient')
@@ -108,6 +109,6 @@ def test_a_step_trains_the_head_alone_and_the_statistics() -> None:
   program = parts.program
   state, _ = program.step_fn(program.init_fn(), meshes.put_batch(batch, mesh, Shard((0, 1), 2)))
   after = jax.device_get(state)
-  jax.tree.map(np.testing.assert_array_equal, after.params['backbone'], before.params['backbone'])
+  chex.assert_trees_all_equal(after.params['backbone'], before.params['backbone'])
   assert np.abs(after.params['head']['kernel']).max() > 0
   assert (after.extra['model_state']['features']['mean'] != 0).any()

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import networks
@@ -71,8 +72,7 @@ def test_the_stem_of_lv_vit_has_statistics_that_follow_the_batch() -> None:
     want = np.stack([vits.numpy_vit(LV, p, one) for one in maps])
     np.testing.assert_allclose(features.pooled, want, rtol=2e-3, atol=5e-4)
   for i in (1, 2, 3):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), after['stem'][f'norm{i}'],
-                 s[f'norm{i}']['new'])
+    chex.assert_trees_all_close(after['stem'][f'norm{i}'], s[f'norm{i}']['new'], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow(reason='2 s: a network')
@@ -132,7 +132,7 @@ def test_recomputing_reaches_the_units_of_the_stem_and_changes_no_gradient() -> 
     return jax.jit(jax.grad(loss))(params), str(jax.make_jaxpr(jax.grad(loss))(params))
 
   (kept, plain), (again, text) = gradient(Remat.NONE), gradient(Remat.NAMES)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), kept, again)
+  chex.assert_trees_all_close(kept, again, rtol=2e-3, atol=2e-3)
   assert plain.count('remat') == 0 and text.count('conv_general_dilated') > plain.count('conv_general_dilated')
 
 
@@ -144,7 +144,7 @@ def test_tokens_of_a_stem_with_statistics_come_with_its_new_state() -> None:
   tokens, after = backbone.stem(params, state, image, train=True)
   assert tokens.shape == (3, 6, 32) and jax.tree.structure(after) == jax.tree.structure(state)
   still, same = backbone.stem(params, state, image, train=False)
-  jax.tree.map(np.testing.assert_array_equal, same, state)
+  chex.assert_trees_all_equal(same, state)
   assert jnp.abs(tokens - still).max() > 1e-3
 
 

@@ -1,6 +1,7 @@
 """Adam's moments against optax, and that a gradient that is not finite leaves them as they were."""
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +37,7 @@ def test_equals_optax() -> None:
   both = jax.jit(lambda grads, mine, other: (ours.update(grads, mine), theirs.update(grads, other)))
   for step in range(5):
     (got, mine), (want, other) = both(tree(step), mine, other)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), (got, mine), (want, other))
+    chex.assert_trees_all_close((got, mine), (want, other), rtol=2e-6)
 
 
 @pytest.mark.parametrize('kind', KINDS, ids=lambda kind: '-'.join(
@@ -48,6 +49,6 @@ def test_a_gradient_that_is_not_finite_leaves_the_state_as_it_was(kind: optimize
   state = update(tree(1), optimizer.init(tree(0)), tree(0), ok=jnp.asarray(True), **more)[1]
   bad = jax.tree.map(lambda x: x.at[0].set(jnp.nan), tree(2))
   kept = update(bad, state, tree(0), ok=jnp.asarray(False), **more)[1]
-  jax.tree.map(np.testing.assert_array_equal, kept, state)
+  chex.assert_trees_all_equal(kept, state)
   moved = update(tree(2), state, tree(0), ok=jnp.asarray(True), **more)[1]
   assert any(not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(state), strict=True))

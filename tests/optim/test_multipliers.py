@@ -1,6 +1,7 @@
 """Learning rate by layer and by path, weight decay by rule and over the run."""
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +62,7 @@ def test_weight_decay_may_rise_over_the_run(kind: type) -> None:
   ramp = schema.Ramp(1., 10., curve=schema.Curve.LINEAR)
   late, alike = (move(kind(weight_decay=wd, weight_decay_ramp=r, clip_norm=0.), step=10)
                  for wd, r in ((.04, ramp), (.04 * 5.5, schema.Ramp())))
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), late, alike)
+  chex.assert_trees_all_close(late, alike, rtol=1e-5)
 
 
 def test_decay_by_the_schedule_knows_no_factor_of_the_rate() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -161,8 +162,7 @@ def test_matrices_may_be_frozen(length: str) -> None:
     assert moved == ({'head/kernel', 'head/bias'} if step < 3 or length == '100 %' else set(SHAPES))
   if length == '3 steps':
     first, _ = plain.update(tree(3), plain.init(params), params, step=jnp.asarray(0), grad_norm=jnp.ones(()))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found['backbone'],
-                 first['backbone'])
+    chex.assert_trees_all_close(found['backbone'], first['backbone'], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize('shape', [(8, 1, 1), (2, 4, 1), (1, 2, 4), (2, 2, 2)])

@@ -1,6 +1,7 @@
 """The metrics of a step leave the devices as one array."""
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,5 +18,5 @@ def test_metrics_leave_a_step_as_one_array_and_come_back_bit_by_bit() -> None:
   assert isinstance(packed, Packed) and [x.shape for x in jax.tree.leaves(packed)] == [(3 + 1 + 2 + 2 + 1 + 1,)]
   got = packed.unpack()
   assert not bool(got.ok) and bool(pack(given._replace(ok=jnp.asarray(True))).unpack().ok)
-  jax.tree.map(np.testing.assert_array_equal, got, given)
+  chex.assert_trees_all_equal(got, given)
   assert jax.tree.all(jax.tree.map(lambda x: isinstance(x, np.ndarray), got))  # no device has to be asked again

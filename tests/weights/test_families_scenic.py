@@ -8,6 +8,7 @@ import pathlib
 import re
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ def test_a_file_of_scenic_is_the_same_network_to_the_bit_as_one_of_pytorch(name:
   assert all((x == 1.).all() for x in scales)
   assert one.model == checks.replaced(two.model, {'block.layer_scale': 0., 'gelu': Gelu.TANH})
   assert one.model.registers == 1
-  jax.tree.map(np.testing.assert_array_equal, one.params, two.params)
+  chex.assert_trees_all_equal(one.params, two.params)
 
 
 def test_images_and_positions_are_prepared_as_the_authors_do_it(tmp_path: pathlib.Path) -> None:

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,7 +87,7 @@ def test_both_layouts_of_names_of_transformers_give_the_same(name: str, tmp_path
     (tmp_path / folder).mkdir()
   one, two = load(name, tmp_path / 'a'), load(name, tmp_path / 'b', as_saved=True)
   assert set(about(name)['saved_names']) != set(about(name)['saved_names'].values())
-  jax.tree.map(np.testing.assert_array_equal, one.params, two.params)
+  chex.assert_trees_all_equal(one.params, two.params)
 
 
 def test_the_decoder_of_a_masked_autoencoder_reconstructs_what_the_reference_does(tmp_path: pathlib.Path) -> None:

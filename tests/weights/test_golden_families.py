@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,7 +107,7 @@ def test_files_of_the_authors_are_the_same_network_as_those_of_timm(name: str, t
     (tmp_path / folder).mkdir()
   one, two = load(name, tmp_path / 'authors'), load(golden.ORIGINALS[name][0], tmp_path / 'timm')
   assert aligned(one.model) == aligned(two.model)
-  jax.tree.map(np.testing.assert_array_equal, one.params, two.params)
+  chex.assert_trees_all_equal(one.params, two.params)
 
 
 @pytest.mark.slow(reason='50 s: a program for each network and size')

@@ -6,6 +6,7 @@ import pathlib
 import re
 from collections.abc import Callable
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -128,7 +129,7 @@ def test_files_of_other_programs_hold_the_same_tower(family: str, rename: Callab
   want = text.load(str(tmp_path / 'whole'), image=image)
   other = text_models.write(family, tmp_path / 'other', own=rename(text_models.tensors(family)))
   found = text.load(other, image=image)
-  jax.tree.map(np.testing.assert_array_equal, found.params, want.params)
+  chex.assert_trees_all_equal(found.params, want.params)
   assert found.tower == want.tower
   assert (found.scale, found.bias, found.family) == (want.scale, want.bias, want.family)
 
@@ -143,7 +144,7 @@ def test_scanned_blocks_of_big_vision_are_the_same(tmp_path: pathlib.Path) -> No
   twice = {'params/txt/Encoder_0/pos_embedding': np.ones((1, 16, 32), np.float32)}
   found = text.load(text_models.write('siglip', tmp_path / 'scan', own=stacked | twice), image=image)
   want = text.load(str(tmp_path / 'whole'), image=image)
-  jax.tree.map(np.testing.assert_array_equal, found.params['blocks'], want.params['blocks'])
+  chex.assert_trees_all_equal(found.params['blocks'], want.params['blocks'])
   np.testing.assert_array_equal(found.params['positions'], want.params['positions'] + 1.)
 
 

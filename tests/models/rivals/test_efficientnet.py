@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import networks
@@ -55,7 +56,7 @@ def test_with_running_statistics_it_equals_numpy_and_they_stay(
   assert want.shape == (3, 2, 1, 320)
   np.testing.assert_allclose(tokens, want.reshape(3, 2, 320), rtol=1e-3, atol=1e-4)
   np.testing.assert_allclose(pooled, want.mean((1, 2)), rtol=1e-3, atol=1e-4)
-  jax.tree.map(np.testing.assert_array_equal, state, after)
+  chex.assert_trees_all_equal(state, after)
 
 
 @pytest.mark.slow(reason='4 s of compilation')
@@ -141,7 +142,7 @@ def test_recomputing_blocks_changes_neither_gradient_nor_statistics() -> None:
     return jax.jit(jax.grad(loss, has_aux=True))(params)
 
   kept, again = gradient(Remat.NONE), gradient(Remat.FULL)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=2e-2), kept, again)
+  chex.assert_trees_all_close(kept, again, rtol=1e-2, atol=2e-2)
 
 
 @pytest.mark.slow(reason='6 s of compilation')

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import networks
@@ -77,7 +78,7 @@ def test_execution_and_remat_change_neither_output_nor_gradient(execution: Execu
   params, _ = networks.variables(RANDOM)
   want = loss_of(RANDOM, params)
   found = loss_of(dataclasses.replace(RANDOM, execution=execution, remat=remat), params)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4), found, want)
+  chex.assert_trees_all_close(found, want, rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.slow(reason='4 s; tests/models/test_vit.py has the layers that drop')

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import networks
@@ -76,7 +77,7 @@ def test_recomputing_units_changes_neither_output_nor_gradient() -> None:
     return jax.jit(jax.grad(lambda p: backbone.apply(p, {}, image, train=True, key=None)[0].pooled.sum()))(params)
 
   kept, again = gradient(Remat.NONE), gradient(Remat.FULL)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), kept, again)
+  chex.assert_trees_all_close(kept, again, rtol=1e-4, atol=1e-4)
   assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(kept))
 
 
