@@ -1,7 +1,7 @@
 """The known differences from the authors' programs and from the papers, read from docstrings.
 
-A config says what differs in its section `Differs:`; a docstring of the package in a paragraph `Differs from PROGRAM: …`,
-for what all recipes share. `python -m tests.fidelity page` writes both into `docs/explanation/fidelity.md`.
+A config says what differs in its section `Differs:`; a docstring of the package says what all recipes share in a
+paragraph `Differs from PROGRAM: …`. `python -m tests.fidelity page` writes both into `docs/explanation/fidelity.md`.
 """
 from __future__ import annotations
 
@@ -74,9 +74,11 @@ def tables() -> list[str]:
   for one in of_package():
     shared.setdefault(one.of, []).append(one.in_short())
   differing = {text: sorted(names) for text, names in rows.items() if not (NONE.match(text) or NO_PAPER.match(text))}
+  recipes = sorted((', '.join(names), text.replace(_SMALL, 'Small form')) for text, names in differing.items())
   return [
       '## Recipes\n', '| recipe | what differs from its program or paper |', '|---|---|',
-      *(f'| {", ".join(names)} | {text.replace(_SMALL, "Small form")} |' for text, names in sorted(differing.items(), key=lambda row: row[1])),
+      *(f'| {names} | {text} |' for names, text in recipes),
       '', textwrap.fill(f'No difference of their own is known: {none}. No paper is followed by {no_paper}.', 120),
-      '\n## Programs\n', 'These hold for every recipe that follows the program or paper; docstrings of `vit_jax/` say more.\n',
+      '\n## Programs\n',
+      'These hold for every recipe that follows the program or paper; docstrings of `vit_jax/` say more.\n',
       '| from | what differs |', '|---|---|', *(f'| {of} | {" ".join(texts)} |' for of, texts in shared.items())]

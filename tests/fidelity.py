@@ -2,9 +2,9 @@
 
 `python -m tests.fidelity` runs the tests that are named here, stores the tolerance that each of them demands in
 `fidelity_bounds.json`, and writes `docs/explanation/fidelity.md`. `python -m tests.fidelity knn` runs those with that
-word in their names and new ones; `python -m tests.fidelity page` only writes the page. What an authors' program computed
-lies beside its test as a small file, with the script that made it. `test_fidelity.py` checks that what a row claims to be
-compared is in its test or in that script. The differences are those of `deviations.py`.
+word in their names and new ones; `python -m tests.fidelity page` only writes the page. What an authors' program
+computed lies beside its test as a small file, with the script that made it. `test_fidelity.py` checks that what a row
+claims to be compared is in its test or in that script. The differences are those of `deviations.py`.
 """
 from __future__ import annotations
 
