@@ -16,10 +16,10 @@ Source:   arXiv 2508.10104, and its program, facebookresearch/dinov3@6876159, `c
 Differs:  A head's last layer has directions and lengths, which start at 1; there it is a matrix from N(0, 0.02). The
           class token starts at N(0, 1e-6), there at N(0, 0.02). Drop path and blur differ as in dinov2_i1k.py. S/16 and
           B/16 are not among its configs: they have the numbers of L/16 except stochastic depth 0.1. Later stages begin
-          with the teacher and new moments, there with student and optimizer; weight 2 and the half weight of local
-          crops are there at once, in the program after 1,000 steps of a cosine; the first Gram teacher is the network
-          that the stage begins with, in the paper that of step 200,000; stage=highres has one pair of crop sizes, there
-          five at random.
+          with the teacher and new moments, there with student and optimizer, and the rate of stage=gram rises in 1,000
+          steps. Their batch is the paper's. Weight 2 of the Gram term and the half weight of local crops apply at once,
+          there after 1,000 steps of a cosine. The first Gram teacher is the network that the stage begins with, in the
+          paper that of step 200,000. stage=highres has one pair of crop sizes, there five at random.
 Run:      python -m vit_jax.main --config=configs/dinov3_i1k.py:L/16 --workdir=runs/dinov3_l16
           --config.model.dtype=bfloat16
           Or S/16, B/16. The next stage begins with the teacher of the one before:

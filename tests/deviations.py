@@ -9,6 +9,7 @@ import ast
 import pathlib
 import re
 import textwrap
+from collections.abc import Iterable
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -29,8 +30,8 @@ class Difference(NamedTuple):
   text: str
 
   def in_short(self) -> str:
-    """The first two sentences, with a capital letter."""
-    return self.text[0].upper() + ' '.join(_SENTENCE_END.split(self.text)[:2])[1:]
+    """The first three sentences, with a capital letter."""
+    return self.text[0].upper() + ' '.join(_SENTENCE_END.split(self.text)[:3])[1:]
 
 
 def joined(text: str) -> str:
@@ -64,21 +65,27 @@ def of_package() -> list[Difference]:
 
 def tables() -> list[str]:
   """The lines of the page with the differences: recipes with the same text share a row."""
-  rows: dict[str, list[str]] = {}
-  for name, text in of_configs().items():
+  configs = of_configs()
+  recipes: dict[str, list[str]] = {}
+  for name, text in configs.items():
     same = _SAME.fullmatch(text or '')
-    rows.setdefault((of_configs()[same[1]] if same else text) or '', []).append(f'`{name}`')
-  none, no_paper = (', '.join(name for text, names in rows.items() if begin.match(text) for name in sorted(names))
-                    for begin in (NONE, NO_PAPER))
-  shared: dict[str, list[str]] = {}
+    recipes.setdefault((configs[same[1]] if same else text) or '', []).append(name)
+  programs: dict[str, list[str]] = {}
   for one in of_package():
-    shared.setdefault(one.of, []).append(one.in_short())
-  differing = {text: sorted(names) for text, names in rows.items() if not (NONE.match(text) or NO_PAPER.match(text))}
-  recipes = sorted((', '.join(names), text.replace(_SMALL, 'Small form')) for text, names in differing.items())
+    programs.setdefault(one.of, []).append(one.in_short())
+  none, no_paper = (listed(name for text, names in recipes.items() if begin.match(text) for name in names)
+                    for begin in (NONE, NO_PAPER))
+  differing = sorted((listed(names), text.replace(_SMALL, 'Small form')) for text, names in recipes.items()
+                     if not (NONE.match(text) or NO_PAPER.match(text)))
   return [
       '## Recipes\n', '| recipe | what differs from its program or paper |', '|---|---|',
-      *(f'| {names} | {text} |' for names, text in recipes),
+      *(f'| {names} | {text} |' for names, text in differing),
       '', textwrap.fill(f'No difference of their own is known: {none}. No paper is followed by {no_paper}.', 120),
       '\n## Programs\n',
       'These hold for every recipe that follows the program or paper; docstrings of `vit_jax/` say more.\n',
-      '| from | what differs |', '|---|---|', *(f'| {of} | {" ".join(texts)} |' for of, texts in shared.items())]
+      '| from | what differs |', '|---|---|', *(f'| {of} | {" ".join(texts)} |' for of, texts in programs.items())]
+
+
+def listed(names: Iterable[str]) -> str:
+  """The names of recipes, sorted, as code."""
+  return ', '.join(f'`{name}`' for name in sorted(names))

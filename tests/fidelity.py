@@ -26,8 +26,8 @@ BOUNDS = pathlib.Path(__file__).with_name('fidelity_bounds.json')
 """The bound of each test, as `Seen` prints it."""
 HEAD = """# Fidelity
 
-This page lists how recipes differ from their authors' programs and papers, and which parts are tested to be equal.
-`python -m tests.fidelity` runs the comparisons and writes this page from the tables that the tests read.
+This page lists every known difference of a recipe from the program of its authors, or from its paper where no program
+was published, and then what is tested to be equal. `python -m tests.fidelity` runs the comparisons and writes the page.
 
 Random numbers, the order of images, and the order in which devices sum always differ. Training is in float32, or in
 bfloat16 with `model.dtype=bfloat16`; programs in PyTorch scale losses to train in float16. The effect on accuracy was
