@@ -24,10 +24,10 @@ from vit_jax.record import machine
 from vit_jax.replay import records
 from vit_jax.replay.records import Record
 
-PAGES = ('README.md', 'BENCHMARKS.md', 'docs/explanation/results.md', 'docs/explanation/selfsup.md',
+PAGES = ('README.md', 'BENCHMARKS.md', 'docs/explanation/results.md', 'docs/tutorials/self_supervised.md',
          'docs/guides/speedrun.md', 'docs/guides/images_and_text.md', 'docs/guides/choose_an_optimizer.md',
-         'docs/explanation/fidelity.md', 'tests/fidelity_measured.md')
-"""The pages with numbers of records. The last one is the lower part of the one before."""
+         'docs/explanation/fidelity.md', 'tests/fidelity_measured.md', 'benchmarks/comparisons.md')
+"""The pages with numbers of records. `fidelity_measured.md` is the lower part of the page before it."""
 HEAD = '| result | made on | replay |\n|---|---|---|\n'
 
 

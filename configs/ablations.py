@@ -10,8 +10,8 @@ Source:   arXiv 2010.11929, Appendix D: positions (D.4, Table 8), class token or
           clipping on JFT (caption of Table 3). Rates of Adam by Table 3; SGD by BiT (1912.11370: 0.03 for 256 images,
           decay 1e-4, 5,000 steps of warm-up, a tenth of the rate at each of four drops). BiT's 40 epochs of JFT are
           shortened to 7 with the drops at the same shares of the run, as the paper does not describe the shortening.
-Differs:  The paper does not state how the 40 epochs of BiT's SGD were shortened to 7; here its drops stay at the same
-          shares of the run. scale=small is of this project.
+Differs:  The paper does not state how the 40 epochs of BiT's SGD became 7; here its drops stay at the same shares of
+          the run. scale=small is of this project.
 Run:      python -m vit_jax.main --job=study --config=configs/ablations.py:pool --workdir=runs/pool --dry_run
           …/ablations.py:shape,small,source=folder:PATH; …/ablations.py:optimizer,sets=cifar10+pets
 Plan:     a run of B/16 on JFT is 224 exaFLOPs; a small one of 600 steps 2.5e-6

@@ -6,9 +6,8 @@ Source:   arXiv 2106.10270, sections 3.1 to 3.3: batch 4,096, lr 1e-3, cosine, w
           paper multiplies its decay with the learning rate: 0.1 here is its 0.1. Crops, RandAugment's pixels, and the
           evaluation, which shrinks to 256 px by area, as in google-research/big_vision configs/vit_i1k.py and
           vit_i21k.py.
-Differs:  The head is linear, as in the paper and in most released weights; the programs have a hidden layer with tanh
-          (vit_i1k.py: rep_size=True) and mean pooling (vit_i21k.py). vit_i21k.py trains on all images but 51,200, which
-          evaluate; here all train.
+Differs:  The head is linear, as in the paper and most released weights; the programs have a hidden layer with tanh
+          (vit_i1k.py) or mean pooling (vit_i21k.py). vit_i21k.py holds 51,200 images out; here all train.
 Levels:   none, light1, light2, medium1, medium2, strong1, strong2 by the paper's names; by those in file names of the
           released weights aug_none, aug_light0, aug_light1, aug_medium1 …: aug_light1 is the paper's light2.
 Run:      python -m vit_jax.main --config=configs/augreg.py:B/16,i21k,medium1,wd=0.1 --workdir=runs/augreg

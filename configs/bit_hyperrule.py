@@ -4,7 +4,7 @@ Data:     cifar10 cifar100 imagenet2012 pets flowers resisc45 kitti from TFDS; o
           number of training examples and the side of a typical image
 Source:   BiT, arXiv 1912.11370, section 3.3: SGD, lr 0.003, batch 512; 500, 10k or 20k steps; 160 px cropped to 128 for
           images below 96 px, else 512 cropped to 480; mixup 0.1 from 20,000 examples on.
-Differs:  Images are cropped before they are resized, there after: the same up to fractions of a pixel.
+Differs:  Images are cropped before they are resized, there after: equal up to fractions of a pixel.
 Run:      python -m vit_jax.main --config=configs/bit_hyperrule.py:BiT-R50x1,cifar10 --config.init_from=FILE --workdir=…
           --config=configs/bit_hyperrule.py:BiT-R50x1,own,examples=3000,side=500 --config.data.source=folder:PATH
 Plan:     BiT-R152x4 at 480 px is 1.7 TFLOP an image forward

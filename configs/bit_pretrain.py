@@ -9,8 +9,8 @@ Source:   arXiv 1912.11370, section 3.2: SGD with momentum 0.9, lr 0.03 for 256 
           there. Clipping at norm 1 is of both programs (bit_i1k.py, bit_i21k.py); the paper names none, and JFT follows
           them. The decay is coupled: it is part of the gradient, before the momentum (decay_by=gradient).
           --config.optimizer.decay_by=lr decouples it (SGDW), decay_by=schedule as big_vision's `momentum` does.
-Differs:  The programs are later than the paper, which is followed here: both have a cosine and a decoupled decay,
-          bit_i1k.py also lr 0.1 for 256 images, 1,000 steps of warm-up and 99 % of train.
+Differs:  The paper is followed. The programs are later: both have a cosine and a decoupled decay, bit_i1k.py also lr
+          0.1 for 256 images, 1,000 steps of warm-up and 99 % of train.
 Run:      python -m vit_jax.main --config=configs/bit_pretrain.py:BiT-R50x1,i21k --workdir=runs/bit
           --config.model.dtype=bfloat16
 Plan:     python -m vit_jax.main --job=plan --config=configs/bit_pretrain.py:BiT-R50x1,i1k --topology=v3:8x8

@@ -3,8 +3,8 @@
 Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or source=array_record:DIR, as written by
           `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2006.07733 at a small scale; sizes and rates are our own.
-Differs:  AdamW in place of LARS, projections of 64 in place of 256, no blur (2 px are too much for 32), half of the
-          color changes, and LayerNorm in place of BatchNorm in the heads (`objectives/byol.py`).
+Differs:  AdamW replaces LARS; projections of 64, not 256; no blur; half of the color changes; LayerNorm replaces
+          BatchNorm in the heads.
 Run:      python -m vit_jax.main --config=configs/byol_cifar10.py --workdir=runs/byol_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 --config.optimizer.schedule.end_lr=0 measures the same
           network at initialization.

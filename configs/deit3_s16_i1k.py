@@ -9,7 +9,7 @@ Source:   arXiv 2204.07118, Table 1, and its published command for ViT-S (facebo
           different ones.
           Crop ratio 1 in evaluation (the command's --eval-crop-ratio 1.0). The learning rate changes once an epoch, one
           epoch late, along a cosine from epoch 0, as timm's scheduler and the program's loop have it.
-Differs:  Here the class token has a position, 384 more parameters that start at zero.
+Differs:  The class token has a position: 384 more parameters, which start at zero.
 Run:      python -m vit_jax.main --config=configs/deit3_s16_i1k.py --workdir=runs/deit3_s16_i1k
 Expected: the repository's table has top-1 81.4 % (ImageNet-v2 70.5 %). Not run here.
 """

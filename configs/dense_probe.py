@@ -4,8 +4,7 @@ Data:     a folder PATH/images/{train,test}/NAME.jpg with PATH/masks/{train,test
           PATH/classes.txt, or masks:tfds:oxford_iiit_pet, masks:tfds:scene_parse150
 Source:   linear classifiers of patch tokens as in DINOv2 (arXiv 2304.07193, section 7.4), fitted to the
           optimum; k-NN after arXiv 2306.01667
-Differs:  DINOv2 trains its classifiers by SGD with BatchNorm, so that its numbers and these are not comparable one to
-          one.
+Differs:  DINOv2 trains its classifiers by SGD with BatchNorm: its numbers are not comparable with these.
 Run:      python -m vit_jax.main --job=evaluate --config=configs/dense_probe.py --weights=FILE \
               --config.data.source=masks:PATH
           --config.evals.dense.features.blocks=9,12 concatenates layers; --config.evals.dense.resize_px=448 slides

@@ -4,8 +4,8 @@ Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or sourc
           `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2104.14294 at a small scale: 1,024 prototypes, no blur (2 px are too much for 32), half the other
           changes of color, momentum from 0.99; sizes and rates are our own.
-Differs:  It is a small form of the paper's method: 1,024 prototypes, no blur, half the other changes of color,
-          momentum from 0.99.
+Differs:  It is a small form of the paper's method: 1,024 prototypes, no blur, half the other color changes, momentum
+          from 0.99.
 Run:      python -m vit_jax.main --config=configs/dino_cifar10.py --workdir=runs/dino_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 --config.optimizer.schedule.end_lr=0 measures the same
           network at initialization.

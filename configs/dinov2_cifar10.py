@@ -5,7 +5,7 @@ Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or sourc
 Source:   arXiv 2304.07193 at a small scale: network, crops, rates and heads of `dino_cifar10`, with the weights, shares
           and ratios of masked patches of the paper's program; one head for both, mean centering.
 Differs:  It is a small form of the paper's method: 1,024 prototypes, groups of 16 images, 16 patches an image, no blur,
-          half the other changes of color, momentum from 0.99.
+          half the other color changes, momentum from 0.99.
 Run:      python -m vit_jax.main --config=configs/dinov2_cifar10.py --workdir=runs/dinov2_cifar10
 Plan:     1 device, 0.28 M parameters; 48,000 images, minutes of one CPU core.
 Expected: 20 nearest neighbors by the teacher 26.9 % at the end, 28.4 % at step 300 (2,000 test images, 5,000 labeled

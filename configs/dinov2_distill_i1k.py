@@ -5,10 +5,9 @@ Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,
 Source:   arXiv 2304.07193, section 5 ("Model distillation") and Table 16: 625,000 steps of 2,048 images, learning rate
           1e-3 after 100,000 steps of warm-up, decay 0.04 to 0.2, no stochastic depth, nothing masked, an EMA of the
           student by momentum 0.994 to 1, which is the result. The rest is that of `dinov2_i1k:g/14`.
-Differs:  The program of this distillation is not public, and the paper does not state which numbers it had beside those
-          of Table 16, nor on which patches the loss of iBOT is. They are those of the distillation in
-          facebookresearch/dinov3 (`dinov3_vitl16_lvd1689m_distilled.yaml`): 10 to 50 % of half of the global crops, of
-          which nothing is hidden. The paper trains on LVD-142M.
+Differs:  The program is not public. What the paper does not state is as in `dinov3_vitl16_lvd1689m_distilled.yaml` of
+          facebookresearch/dinov3: iBOT on 10 to 50 % of the patches of half of the global crops, with no patch hidden.
+          The paper trains on LVD-142M.
 Run:      python -m vit_jax.main --config=configs/dinov2_distill_i1k.py:S/14 --workdir=runs/dinov2_s14
           --config.objective.teacher.weights=runs/dinov2_g14 --config.model.dtype=bfloat16
           Or B/14, L/14. The teacher is a run of `dinov2_i1k` or `dinov3_i1k`, whose own heads teach: their sizes are

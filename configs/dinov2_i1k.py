@@ -9,10 +9,10 @@ Source:   arXiv 2304.07193, and its program, facebookresearch/dinov2 `ssl_defaul
           of prototypes are learned and decay, gradients are clipped at norm 3 for the backbone and each head apart, and
           the last layer has learning rate 0 in the first 1,250 steps, as in the program. Probabilities of blur are
           those that the program has, whose class inverts the ones it is given.
-Differs:  Drop path leaves out branches for each image alone, in the program for a set number of images. The blur is
-          Pillow's, in the program torchvision's, cut at 9 px. Centers of patches are means over all masked patches, in
-          the program means of those of its devices. S and B are not published as recipes (their weights are distilled):
-          they have the numbers of L/16 but for stochastic depth 0.1. The program trains L/14 and g/14 on ImageNet-22k.
+Differs:  Drop path acts on each image alone, and centers of patches are means over all devices, in the program on a set
+          number of images and for each device. The blur is Pillow's, there torchvision's, cut at 9 px. S and B are not
+          published as recipes: they have the numbers of L/16 except stochastic depth 0.1. The program trains L/14 and
+          g/14 on ImageNet-22k.
 Run:      python -m vit_jax.main --config=configs/dinov2_i1k.py:L/16 --workdir=runs/dinov2_l16
           --config.model.dtype=bfloat16
           Or S/16, B/16, S/14, B/14, L/14, g/14. `teacher` is the network to use: --config.init_from=runs/dinov2_l16

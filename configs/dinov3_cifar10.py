@@ -6,7 +6,7 @@ Source:   arXiv 2508.10104 at a small scale: crops and heads of `dinov2_cifar10`
           by 0.5 to 2, registers, Sinkhorn, a constant learning rate after the warm-up, KoLeo on the first global crop.
           The teacher of a third of the run is the Gram teacher of the last half, at twice the size.
 Differs:  It is a small form of the paper's method: 1,024 prototypes in one head, groups of 16 images, 16 patches an
-          image, no blur, half the other changes of color, momentum 0.99.
+          image, no blur, half the other color changes, momentum 0.99.
 Run:      python -m vit_jax.main --config=configs/dinov3_cifar10.py --workdir=runs/dinov3_cifar10
 Plan:     1 device, 0.28 M parameters; 48,000 images, minutes of one CPU core.
 Expected: 20 nearest neighbors by the teacher 28.9, 29.8, 29.9, 29.9 and 30.0 % after each fifth (2,000 test images,

@@ -13,16 +13,13 @@ Source:   arXiv 2508.10104, and its program, facebookresearch/dinov3@6876159, `c
           three times, every 10,000 steps. stage=highres is 30,000 steps at px=512 or 768, at a rate that rises in
           10,000 of them, by a cosine, to 1e-4, with weight 1.5 and a Gram teacher that stays and sees 1.5 times the
           size.
-Differs:  The last layer of a head is a matrix there, which starts at N(0, 0.02); here it has directions and lengths,
-          which start at 1. The class token starts at N(0, 1e-6), there at N(0, 0.02). Drop path leaves out branches for
-          each image alone, in the program for a set number of images; the blur is Pillow's, in the program
-          torchvision's, cut at 9 px. S/16 and B/16 are not among its configs (their weights are distilled): they have
-          the numbers of L/16 but for stochastic depth 0.1. Of the other stages: the program goes on with student and
-          optimizer of the first stage, here teacher and new moments begin, and the rate of stage=gram rises in 1,000
-          steps; weight 2 and the half weight of local crops are there at once, in the program after 1,000 steps of a
-          cosine; the first Gram teacher is the network that the stage begins with, in the paper one of step 200,000 of
-          1,000,000; crops of stage=highres have one pair of sizes, in the program one of five at random. The batch of
-          these stages is the paper's, which the configs leave open.
+Differs:  A head's last layer has directions and lengths, which start at 1; there it is a matrix from N(0, 0.02). The
+          class token starts at N(0, 1e-6), there at N(0, 0.02). Drop path and blur differ as in dinov2_i1k.py. S/16 and
+          B/16 are not among its configs: they have the numbers of L/16 except stochastic depth 0.1. Later stages begin
+          with the teacher and new moments, there with student and optimizer, and the rate of stage=gram rises in 1,000
+          steps. Their batch is the paper's. Weight 2 of the Gram term and the half weight of local crops apply at once,
+          there after 1,000 steps of a cosine. The first Gram teacher is the network that the stage begins with, in the
+          paper that of step 200,000. stage=highres has one pair of crop sizes, there five at random.
 Run:      python -m vit_jax.main --config=configs/dinov3_i1k.py:L/16 --workdir=runs/dinov3_l16
           --config.model.dtype=bfloat16
           Or S/16, B/16. The next stage begins with the teacher of the one before:

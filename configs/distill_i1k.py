@@ -8,9 +8,8 @@ Source:   arXiv 2012.12877, section 4 and Table 9: as deit_b16_i1k.py, with a di
           google-research/big_vision configs/proj/distill/bit_i1k.py: the teacher's probabilities alone, mixup always,
           batch 4,096, 5,000 steps of warm-up, clipping at norm 1, 98 % of train, its crops and evaluation; far longer
           there (--config.length='1200 epochs', the paper up to 9,600).
-Differs:  teach=consistent trains a ViT, and the program's student is a BiT-R50x1, so that its learning rate of 0.03 is
-          not used: here it is 1e-3, our choice, with the program's decay of 0.01 times the learning rate. The teacher
-          is a ViT-B/16 unless you set another; those of the papers are a RegNetY-16GF and a BiT-M R152x2.
+Differs:  teach=consistent trains a ViT, there a BiT-R50x1 with a learning rate of 0.03: here it is 1e-3, our choice.
+          The teacher is a ViT-B/16 unless you set another, in the papers a RegNetY-16GF or a BiT-M R152x2.
 Run:      python -m vit_jax.main --config=configs/distill_i1k.py:S/16,teach=hard --config.objective.teacher.weights=FILE
           --workdir=runs/deit_s16_distilled
           Or Ti/16, B/16. The teacher is a ViT-B/16 unless --config.objective.teacher.model.width=… and its

@@ -3,8 +3,8 @@
 Data:     a folder with the splits train and test, a TFDS set or prepared shards
 Source:   k-NN and probe_dino: arXiv 2104.14294, section 4.1; few shots: ViT paper, section 4.1; probe_mae: arXiv
           2111.06377, Appendix A.1; the images are not augmented, as they are in configs/linear_probe.py
-Differs:  The linear probes see images without augmentation, as the feature store has them; in the papers they see
-          random crops and flips, which linear_probe.py has.
+Differs:  The linear probes see images without augmentation; in the papers they see random crops and flips, which
+          linear_probe.py has.
 Run:      python -m vit_jax.main --job=evaluate --config=configs/features.py --weights=FILE \
               --config.data.source=folder:PATH
           --config.evals=knn,fewshot takes some of them; --config.evals.knn.limit=500 is a quick evaluation on a part

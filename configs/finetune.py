@@ -12,10 +12,9 @@ Source:   protocol=vit: ViT paper (arXiv 2010.11929), Table 4: SGD, cosine, batc
           protocol=mae is mae_finetune.py, protocol=hyperrule is bit_hyperrule.py. finetune_sweep.py runs the full
           grid of a protocol. kitti is AugReg's Kitti-distance: VTAB's task on the complete dataset; Table 4 has no
           rates for it and resisc45, so those of its other small datasets are used.
-Differs:  The program trains its final runs on the part that is left of the training split for choosing (98 % of CIFAR,
-          99 % of ImageNet); here final runs have all of it, as the paper does. `own` and lora are of this project: the
-          batch and the length follow from the number of images, and the first update moves, where that of the program
-          has a rate of 0.
+Differs:  Final runs train on the whole training split, as in the paper; those of the program on 98 % of CIFAR and 99 %
+          of ImageNet. `own` and lora are of this project: batch and length follow from the number of images, and the
+          rate of the first update is not 0.
 Run:      python -m vit_jax.main --config=configs/finetune.py:B/16,cifar10 --config.init_from=FILE --workdir=runs/ft
           …/finetune.py:L/16,imagenet2012,px=512 and …/finetune.py:H/14,imagenet2012,px=518 are those of Table 2;
           --config=configs/finetune.py:B/16,imagenet2012,protocol=mae, or

@@ -5,12 +5,10 @@ Source:   arXiv 2203.08065, as google-research/big_vision configs/proj/gsam/vit_
           lr 3e-3 to 3e-5 linear, rho 0.6 to 0.1 with it, alpha 0.6, decay 1e-3 as a product (the paper: 9e-4), clipping
           at norm 1, mean pooling, a linear head, sigmoid loss, random crops and flips alone; Adam's first moment in
           f32; evaluation shrinks by area.
-Differs:  The program perturbs the weights on each device by the gradient of that device's part of the batch, so its
-          result depends on the number of devices, which the paper does not name. Here one gradient of the whole batch
-          perturbs them, and with --config.train.accumulate=N that of each of N parts, as N devices do there. In the
-          first 1 % of the warm-up the program's rho goes from 0.095 to 0.1, and here it is 0.1. The loss that is logged
-          is that at the perturbed weights, and there that at the weights themselves. The program also evaluates 2 % of
-          train, ImageNet-V2, ReaL and few-shot accuracy; imagenet_tests.py has V2 and ReaL for finished weights.
+Differs:  One gradient of the whole batch perturbs the weights, in the program that of each device's part, as with
+          --config.train.accumulate=N here. rho is 0.1; there it rises from 0.095 in the first 1 % of the warm-up. The
+          logged loss is that at the perturbed weights. The program also evaluates 2 % of train, ImageNet-V2, ReaL and
+          few-shot accuracy.
 Run:      python -m vit_jax.main --config=configs/gsam_b32_i1k.py --workdir=runs/gsam_b32_i1k
           --config.train.sam.alpha=0 is SAM. A step costs two.
 Expected: 5.4 points above AdamW alone, 3.2 above SAM (the paper's abstract, for B/32). Not run here.

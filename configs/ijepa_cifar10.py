@@ -4,7 +4,7 @@ Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or sourc
           `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2301.08243 at a small scale; the network is that of `mae_cifar10`.
 Differs:  It is a small form of the paper's method: a predictor of 48 channels and 2 blocks, momentum from 0.99, rates
-          of this project. Areas and aspects of blocks are those of the paper.
+          of this project.
 Run:      python -m vit_jax.main --config=configs/ijepa_cifar10.py --workdir=runs/ijepa_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.
 Plan:     1 device, 0.16 M parameters, of which the encoder has 0.10; 2 epochs, minutes of one CPU core.

@@ -9,10 +9,10 @@ Source:   arXiv 2301.08243, and its program, facebookresearch/ijepa@52c1ae9. H/1
           bilinear crops. L/16 and B/16, which have no config there, are those of the paper's Appendix A: 600 epochs, of
           which 15 from 1e-4; B/16 has 6 blocks in the predictor. The paper states the squared error
           (--config.objective.loss=l2), and that weight decay rises linearly.
-Differs:  A context has at most 0.27 of the patches, chosen at random (16 px: 0.26): the program cuts it to the shortest
-          one of the 128 images of a device, on average to this share, and keeps the upper rows. Area and aspect of a
-          block are drawn apart, in the program by one number. A context of too few patches is drawn again together with
-          its targets (`objectives/ijepa.py`). Patch embeddings start as PyTorch's, in the program at N(0, 0.02).
+Differs:  A context has at most 0.27 of the patches, chosen at random (16 px: 0.26); the program cuts it to the shortest
+          of the 128 images of a device and keeps the upper rows. Area and aspect of a block are drawn separately, there
+          by one number. A context of too few patches is drawn again with its targets. Patch embeddings start as in
+          PyTorch, there at N(0, 0.02).
 Run:      python -m vit_jax.main --config=configs/ijepa_i1k.py:H/14 --workdir=runs/ijepa_h14
           --config.model.dtype=bfloat16
           Or L/16, B/16. `teacher` is the network to use: --config.init_from=runs/ijepa_h14

@@ -4,7 +4,7 @@ Data:     CIFAR-10: a TFDS `cifar10` (the default), source=folder:PATH, or sourc
           `vit-jax prepare --data=cifar10 --to=DIR`. Only the evaluations use labels.
 Source:   arXiv 2511.08544 at a small scale; network, crops and colors are those of `dino_cifar10`.
 Differs:  It is a small form of the paper's method: 256 directions, embeddings of 64, hidden layers of 256, no blur,
-          half the other changes of color, weight 0.02 as in the authors' minimal program.
+          half the other color changes, weight 0.02 as in the authors' minimal program.
 Run:      python -m vit_jax.main --config=configs/lejepa_cifar10.py --workdir=runs/lejepa_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 --config.optimizer.schedule.end_lr=0 measures the same
           network at initialization.

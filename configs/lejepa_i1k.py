@@ -8,11 +8,10 @@ Source:   arXiv 2511.08544, Algorithms 1 and 2: the characteristic function at 1
           and solarization of a fifth of all crops, AdamW 5e-4, decay 0.05, cosine to a thousandth; the scripts of L/14
           (`launch_proj_ablation.md`, `launch_epps_ablation.md`) have batch 512, 100 epochs, stochastic depth 0.1, 1,024
           directions, and a projector to 512.
-Differs:  These scripts start a program that is not published. They have 238 px, a layer of 512 before the projector, an
-          average of the network, and hide 0.3 of the patches; here there is none of these, as in Algorithm 2. The
-          epoch of warm-up and the hidden layers of the projector, 2,048 and 2,048 with BatchNorm, are those of the
-          authors' minimal program, where weight decay acts on all parameters; here it acts on matrices. The
-          probabilities of color changes are the README's. H/14 has the numbers of L/14.
+Differs:  The full program is not published. Its scripts have 238 px, a layer of 512 before the projector, an average of
+          the network, and hide 0.3 of the patches; here there is none of these, as in Algorithm 2. Warm-up and
+          projector are those of the minimal program, where weight decay acts on all parameters, here on matrices. H/14
+          has the numbers of L/14.
 Run:      python -m vit_jax.main --config=configs/lejepa_i1k.py:H/14 --workdir=runs/lejepa_h14
           --config.model.dtype=bfloat16
           Or L/14. Then --config.init_from=runs/lejepa_h14.

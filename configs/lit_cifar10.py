@@ -7,7 +7,7 @@ Differs:  It follows no paper: LiT (arXiv 2111.07991) trains on captions. Of the
           hardly move it.
 Run:      python -m vit_jax.main --config=configs/lit_cifar10.py:source=folder:DIR --config.init_from=FILE
 Plan:     1 device; a text tower of 0.9 M parameters; about ten minutes on 2 CPU cores.
-Expected: see docs/guides/images_and_text.md.
+Expected: see benchmarks/comparisons.md.
 """
 import math
 

@@ -4,8 +4,8 @@ Data:     COCO captions as tar files, wds:DIR, with the captions of an image as 
 Source:   google-research/big_vision configs/proj/image_text/siglip_lit_coco.py: batch 512, 5,000 steps, lr 1e-3, decay
           0.01, cosine, warm-up 3 %, clipping at norm 1, t' = ln 10, b = -2.71, flips and RandAugment (2, 10), 16
           tokens, a frozen B/16 of AugReg without its head.
-Differs:  Its text tower is a trained BERT-base, whose weights are not read here: with the same size and SigLIP's tokens
-          it begins at random, or with --config.objective.text.weights=FILE as that of any SigLIP.
+Differs:  The paper's text tower is a trained BERT-base, whose weights are not read: here it has the same size and
+          SigLIP's tokens, and starts at random or from --config.objective.text.weights=FILE of a SigLIP.
 Run:      python -m vit_jax.main --config=configs/lit_coco.py --config.init_from=FILE --config.data.source=wds:DIR \
               --config.objective.text.tokenizer=FILE --workdir=runs/lit_coco
           FILE: a ViT-B/16 of AugReg such as vit_base_patch16_224.augreg_in21k; a SentencePiece model.

@@ -7,7 +7,7 @@ Source:   arXiv 2111.06377, Appendix A.2 (from scratch): AdamW 0.9/0.95, 1e-4 fo
           vit-base-p16_pt-32xb128-mae_in1k-224.py has the same numbers; those of L and H were not checked again.
           timm's conventions, as deit_b16_i1k.py. Initialization is that of the authors' fine-tuning program
           (facebookresearch/mae main_finetune.py) without weights, which is timm 0.3.2's; the paper does not state it.
-Differs:  The authors published no program for it. Mixing is drawn for every 128 images, as on each of the 32 devices of
+Differs:  The authors published no program for it. Mixing is drawn for every 128 images, as on each device of
           mmpretrain's file.
 Run:      python -m vit_jax.main --config=configs/mae_scratch_i1k.py --workdir=runs/mae_scratch
           --config.model.dtype=bfloat16

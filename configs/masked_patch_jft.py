@@ -4,8 +4,8 @@ Data:     JFT-300M is internal to Google; set another source with --config.data.
 Source:   arXiv 2010.11929, Appendix B.1.2: half of the patches corrupted (80/10/10), 3-bit mean color, 1M steps of
           4,096 (14 epochs), Adam 2e-4, 10k steps of warm-up, cosine. The paper names neither weight decay nor
           clipping: both are off here.
-Differs:  No program was published. Weight decay is off, as this section names none; section 4.1 has 0.1 for all models
-          that are pre-trained.
+Differs:  No program was published. Weight decay is off, as this section names none; section 4.1 has 0.1 for all
+          pre-training.
 Run:      python -m vit_jax.main --config=configs/masked_patch_jft.py --workdir=runs/masked
           --config.model.dtype=bfloat16
           target=colors predicts 4 x 4 colors a patch, target=pixels the patch itself, the paper's other two.

@@ -4,8 +4,8 @@ Data:     TFDS `imagenet2012`, 99 % of train: 1,268,355 images; the other 1 % is
 Source:   arXiv 2105.01601, Table 4 (300 epochs, lr 1e-3, decay 0.1, RandAugment magnitude 15, mixup 0.5, stochastic
           depth 0.1); two operations, batch 4,096, warm-up 10,000, linear decay to 1e-8, sigmoid loss and head bias
           -6.9 as in google-research/big_vision configs/mlp_mixer_i1k.py.
-Differs:  There a branch that is kept under stochastic depth is not scaled up; here it is, by at most 1 / 0.9 in the
-          last block.
+Differs:  A branch that is kept under stochastic depth is scaled up, by at most 1 / 0.9 in the last block; there it is
+          not.
 Run:      python -m vit_jax.main --config=configs/mixer_i1k.py:B/16 --workdir=runs/mixer_b16
           --config.model.dtype=bfloat16
           S/32, S/16, B/32 and L/16 too; epochs=60 is the short run.

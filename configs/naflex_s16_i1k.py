@@ -5,10 +5,8 @@ Source:   timm's NaFlex training (pytorch-image-models train.py, `--naflex-loade
           784 or 1,024 patches of 16 px, one of these lengths drawn for each batch; evaluation with 576; crops whose
           aspect is relative to that of the image. Learned positions are resized for each image as in SigLIP 2 (arXiv
           2502.14786, section 2.4.2). Rate, decay, warm-up and RandAugment are those of `vit_s16_i1k`.
-Differs:  Of timm's published runs (`naflexvit_base_patch16_gap.e300_s576_in1k`: 83.50 %) only lengths and evaluation
-          are known to us, and they are of size B. Here each batch has the same number of images, so that a step
-          counts as many examples whatever its length; timm gives shorter sequences larger batches, and scales their
-          loss. There is no mixup.
+Differs:  Only lengths and evaluation of timm's published runs are known, which are of size B. Each batch has the same
+          number of images; timm gives shorter sequences larger batches and scales their loss. There is no mixup.
 Run:      python -m vit_jax.main --config=configs/naflex_s16_i1k.py --workdir=runs/naflex_s16_i1k
           --config.model.dtype=bfloat16
 Plan:     python -m vit_jax.main --job=plan --config=configs/naflex_s16_i1k.py --topology=v5e:4x4

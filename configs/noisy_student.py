@@ -13,9 +13,9 @@ Source:   arXiv 1911.04252 and its program (google-research/noisystudent@aac52bf
           layers fixed. The program divides the sum of the losses of all images by the number of labeled ones; here it
           is the mean, with eps, the squares that RMSProp begins with and the penalty divided to match, which gives the
           same updates. Ratios, rounds and the length at 800 px are of the paper and were not checked again.
-Differs:  Labeled images of a student have no label smoothing (0.1 there); the head starts at zero (there uniform in
-          ±1 / sqrt(classes)); BatchNorm is over the whole batch; neither paper nor scripts state which layers are
-          fixed (`fix_layer_num`): here the stem and stages 1 to 4, whose running statistics are still updated.
+Differs:  Labeled images of a student have no label smoothing (0.1 there); the head starts at zero (there uniform in ±1
+          / sqrt(classes)); BatchNorm is over the whole batch. Which layers are fixed is not published: here the stem
+          and stages 1 to 4, whose running statistics are still updated.
 Run:      python -m vit_jax.main --job=study --config=configs/noisy_student.py:cifar10 --workdir=runs/noisy
           configs/noisy_student.py:cifar10,rounds=2,model=BiT selects another network (ViT, hybrid, BiT, or a name
           such as EfficientNet-B0); --config=configs/noisy_student.py:cifar10,teacher=FILE starts from these weights.

@@ -5,8 +5,8 @@ Data:     The paper's pairs (WebLI) are internal to Google: set --config.data.so
 Source:   arXiv 2303.15343: lr 1e-3, decay 1e-4, b2 0.95, cosine to 0, batch 32,768, 40 G examples of 224 px, which are
           only resized, 64 tokens, t' = ln 10, b = -10. Clipping at norm 1 and a warm-up of 20,000
           steps are those of SigLIP 2 (arXiv 2502.14786, section 2).
-Differs:  AdamW, which the paper finds equal to its optimizer, an Adafactor with the same rates. Of the warm-up and the
-          clipping of its longest runs the paper does not speak.
+Differs:  AdamW replaces Adafactor, which the paper finds equal. The paper does not state warm-up and clipping of its
+          longest runs.
 Run:      python -m vit_jax.main --config=configs/siglip_b16.py --config.data.source=wds:DIR \
               --config.objective.text.tokenizer=FILE --workdir=runs/siglip_b16
 Plan:     python -m vit_jax.main --job=plan --config=configs/siglip_b16.py --topology=v5e:16x16

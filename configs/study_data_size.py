@@ -9,7 +9,7 @@ Source:   ViT paper, section 4.3, Figure 4: 9, 30, 90, 303 M images of JFT; B/32
           ImageNet are our choice. scale=sets is Figure 3: ImageNet, ImageNet-21k, JFT, each with the settings of Table
           3 (BiT: its own), then fine-tuned on ImageNet at 384 px with the rate of Table 4 that is best on held-out
           examples (BiT: or by BiT-HyperRule), beside Table 5.
-Differs:  The paper does not state which subsets of JFT it drew; here they are nested random ones. scale=i1k and small
+Differs:  The paper does not state which subsets of JFT it drew; here they are nested and random. scale=i1k and small
           are of this project.
 Run:      python -m vit_jax.main --job=study --config=configs/study_data_size.py --workdir=runs/data_size --dry_run
           …/study_data_size.py:small,source=folder:PATH,subsets=500+2000,models=ViT+BiT,steps=600 selects other runs;

@@ -8,8 +8,8 @@ Source:   ViT paper, section 4.4, Figure 5 and all 18 rows of Table 6; settings 
           ResNets also BiT-HyperRule, whichever is better (Appendix B.1.1). The paper does not state over how many final
           runs a number of Table 6 is averaged; here it is one (seeds=3 for three). The law, E = c + a C^-b, is that of
           arXiv 2106.04560 without its shift.
-Differs:  The paper does not state how many final runs are behind a number of Table 6; here it is one. scale=small is of
-          this project.
+Differs:  The paper does not state how many runs are behind a number of Table 6; here it is one. scale=small is of this
+          project.
 Run:      python -m vit_jax.main --job=study --config=configs/study_scaling.py --workdir=runs/scaling --dry_run
           …/study_scaling.py:models=ViT+R50+B/16,sets=imagenet2012+cifar10 selects some networks or families, and some
           datasets; real=no skips ReaL. The table has exaFLOPs (3 x forward x images) and the accuracies beside the

@@ -13,7 +13,7 @@ Run:      python -m vit_jax.main --job=study --config=configs/study_selfsup.py -
           that a short run measures first; every run uses one core.
 Plan:     network=tiny: 0.2 M parameters, for one CPU core; small: 2.7 M parameters, for one GPU, where one core reads
           the crops
-Expected: see docs/explanation/selfsup.md.
+Expected: see benchmarks/comparisons.md.
 """
 import functools
 from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ Differs:  It follows no paper. With a batch of b images the papers have momentum
 Run:      python -m vit_jax.main --job=study --config=configs/study_small_data.py --workdir=runs/small_data
           …/study_small_data.py:images=200000,network=small,variants=base+batch_256,seeds=3 selects runs
 Plan:     as study_selfsup.py; every run uses one core
-Expected: see docs/explanation/selfsup.md.
+Expected: see benchmarks/comparisons.md.
 """
 from vit_jax.config import schema as s
 from vit_jax.recipes import selfsup, studies

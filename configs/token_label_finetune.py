@@ -6,8 +6,8 @@ Source:   zihangJiang/TokenLabeling@9dbfd59, README.md: S at 384 px with batch 5
           command for M at 384 and 448 px and L at 448 and 512 px; these are trained likewise.
           Its command leaves the length at the program's default of 300 epochs; here it is 30, which sail-sg/volo gives
           for the same rate, decay and batch. Positions are resized bicubically, as there.
-Differs:  The length is 30 epochs, where the command leaves the program's default of 300. Commands for M and L are not
-          published; they are trained as S. Maps, tokens and RandAugment as in token_label_i1k.py.
+Differs:  30 epochs, where the published command leaves the default of 300. Commands for M and L are not published; they
+          are trained as S. Maps, tokens and RandAugment are as in token_label_i1k.py.
 Run:      python -m vit_jax.main --config=configs/token_label_finetune.py:L,px=448 --config.init_from=runs/lvvit_l
           --config.objective.maps=maps --config.objective.map_grid=18,18 --workdir=runs/lvvit_l_448
 Plan:     python -m vit_jax.main --job=plan --config=configs/token_label_finetune.py:L,px=448

@@ -9,10 +9,9 @@ Source:   arXiv 2104.10858, section 4.1 and Table 2, and its program (zihangJian
           every 128 images, the batch of a device), stochastic depth by size, moving average 0.99992; targets of class
           and tokens by RoIAlign of a map's logits, softmax and smoothing 0.1; both losses count the same (the paper's
           eq. 3 has the image's label as the target of the class: --config.objective.class_target=label).
-Differs:  Maps come from your teacher, of the whole image (there by NFNet-F6 at 576 px, of the central
-          square); each token gets the part of the map that it shows (there the box has rows and columns exchanged);
-          RandAugment comes after the crop, and maps do not follow its rotations, shears and translations (there they
-          do); images are always resized bicubically (there bilinearly half of the time).
+Differs:  Maps come from your teacher, of the whole image, there from NFNet-F6 at 576 px, of the central square. Tokens
+          and maps differ as `data/device/token_targets.py` says. RandAugment comes after the crop. Images are always
+          resized bicubically, there bilinearly half of the time.
 Run:      python -m vit_jax.main --config=configs/token_label_i1k.py:S --config.objective.maps=maps
           --config.objective.map_grid=18,18 --workdir=runs/lvvit_s
           Or T, M, L. Higher resolutions are fine-tuned from such a run: token_label_finetune.py.

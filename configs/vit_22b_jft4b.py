@@ -6,8 +6,8 @@ Source:   arXiv 2302.05442, Table 1 and section 3: batch 65,536, 177,000 steps, 
           10,000 and cooldown 30,000 steps; decay 0.03, of the head 3; sigmoid loss, attention pooling. Optimizer,
           timescale and clipping as in Scaling ViT (vit_g14_jft3b.py), which its recipe extends. The numbers of section
           3 were not checked again. The paper's model has LayerNorm without bias and centering; ours has both.
-Differs:  The paper's LayerNorm has neither bias nor centering; here it has both. Not stated by the paper and chosen
-          here: optimizer, timescale, clipping.
+Differs:  LayerNorm has bias and centering; the paper's has neither. Not stated by the paper and chosen here: optimizer,
+          timescale, clipping.
 Run:      python -m vit_jax.main --config=configs/vit_22b_jft4b.py --workdir=runs/vit_22b_jft4b
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_22b_jft4b.py --topology=v4:8x8x8
           Compiled without the hardware, not measured on a TPU (benchmarks/plans.sh). Times in ms; core-days of the

@@ -5,8 +5,7 @@ Data:     JFT-3B: about 3 G images, 29,593 classes, several labels per image (da
 Source:   arXiv 2106.04560, sections 3.1 to 3.5, as google-research/big_vision configs/proj/scaling_laws/train_vit_g.py
           has it: batch 16,384, lr 8e-4, reciprocal square root of timescale 10,000, warm-up 10,000 and cooldown 50,000
           steps; decay 0.03, of the head 3; clipping at norm 1; attention pooling; bf16 first moment.
-Differs:  No difference of this recipe alone is known; JFT-3B is internal to Google, and at most 8 labels of an image
-          are used here.
+Differs:  At most 8 labels of an image are used.
 Run:      python -m vit_jax.main --config=configs/vit_g14_jft3b.py --workdir=runs/vit_g14_jft3b
           The length need not be known at the start: stop the run and shorten --config.length to begin the cooldown.
           size=G/14 trains the model of 1.8 B parameters with the same settings.

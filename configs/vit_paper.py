@@ -9,10 +9,10 @@ Source:   arXiv 2010.11929, Table 3: `JFT` and `SETS` have its numbers. Batch 4,
           with tanh of section 3.1, the head of a ResNet is linear. Sigmoid loss and head bias -10 on jft and i21k as in
           the released code. On i21k batch, rate and its end are of an author's statement (issue 2 of the repository
           vision_transformer).
-Differs:  No program was published for it. Not stated by the paper and chosen here: on jft the learning rate falls to
-          0, where that of ImageNet-21k ends at 1e-5 (an author's statement), at most 8 labels of an image are used, and
-          BiT-R200x3, which Table 3 does not have, is trained as R152x2; on i1k the loss is softmax, and the rate falls
-          to 0. On i21k the head has 21,841 outputs, that of the released weights 21,843, two of them without images.
+Differs:  No program was published. Chosen here: on jft the learning rate ends at 0 (on ImageNet-21k at 1e-5, an
+          author's statement), at most 8 labels of an image are used, and BiT-R200x3, which Table 3 does not have, is
+          trained as R152x2; on i1k the loss is softmax and the rate ends at 0. On i21k the head has 21,841 outputs,
+          that of the released weights two more, without images.
 Run:      python -m vit_jax.main --config=configs/vit_paper.py:L/16,jft --workdir=runs/l16_jft
           epochs=7 and epochs=14 on jft, epochs=30 on i21k are the other lengths of the paper.
           `vit_l16_jft` and so on are the same with the initialization of the released code.

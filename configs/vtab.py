@@ -6,10 +6,9 @@ Source:   protocol=vit: ViT paper, Table 4 and Appendix B.1.1: 2,500 steps, SGD 
           (arXiv 1912.11370, section 3 and Appendix F) at 384 px: images are resized to a square, a random smaller
           square is cropped, and flipped at random, except for the tasks in `UNFLIPPED` and `UNCROPPED`. augreg: arXiv
           2106.10270, section 3.4: four rates, 500 or 2,500 steps, chosen for each task by val200
-Differs:  The paper does not state the square that 384 px are cropped from; here it is 448 px, as in BiT's paper. It
-          gives no warm-up; here it is AugReg's. AugReg's crops of VTAB were not checked; here they are those of
-          protocol=vit. Dropout is off; the program that fine-tunes on other datasets has 0.1 for L/16 and H/14
-          (finetune.py).
+Differs:  Not stated by the paper and chosen here: the square that 384 px are cropped from (448 px, as in BiT) and the
+          warm-up (AugReg's). AugReg's crops of VTAB were not checked; here they are those of protocol=vit. Dropout is
+          off; the program that fine-tunes on other datasets has 0.1 for L/16 and H/14.
 Run:      python -m vit_jax.main --job=study --config=configs/vtab.py:L/16 --workdir=runs/vtab --config.init_from=FILE
           …/vtab.py:B/16,protocol=augreg,seeds=5,px=224; …/vtab.py:Ti/16,tasks=clevr/count+pets selects some tasks
 Plan:     19 x 3 runs of 1.28 million images: for B/16 at 384 px 0.43 exaFLOPs each

@@ -4,7 +4,7 @@ A block is a fence with a language: `sh`, `python`, or `text`, which is only rea
 written to that file. Comments directly before a block say how a test runs it; they do not show on the page:
 
     <!-- runs with: train @digits --config.seed=3 -->      these flags replace or extend those of each `vit-jax train`;
-                                                           `@digits` and `@photos` are sets that make a run tiny
+                                                           `@digits`, `@photos`, `@knn` are sets that make a run tiny
     <!-- not run: needs a TPU -->                          not run, for this reason
     <!-- exit status: 2 -->                                the page shows an error
 
@@ -30,7 +30,10 @@ PHOTOS = ('--config.image_px=32,32', '--config.data.recipe.eval_resize_px=36', '
           '--config.model.width=16', '--config.model.depth=2', '--config.model.heads=2', '--config.model.mlp.hidden=16',
           '--config.batch_size=8', '--config.length=4 steps', '--config.optimizer.schedule.warmup=1 steps',
           '--config.model.pool=class_token', '--config.evals.test.every=4 steps', '--config.checkpoints.every=4 steps')
-SETS = {'@digits': DIGITS, '@photos': PHOTOS}
+KNN = ('--config.length=4 steps', '--config.batch_size=8', '--config.checkpoints.every=4 steps', '--config.evals=knn',
+       '--config.evals.knn.every=4 steps', '--config.evals.knn.neighbors=3,5', '--config.evals.knn.headline=5',
+       '--config.evals.knn.train_split=train', '--config.evals.knn.split=test', '--config.evals.knn.batch_size=8')
+SETS = {'@digits': DIGITS, '@photos': PHOTOS, '@knn': KNN}
 """Flags that make a run tiny, by the name that comments use. Blocks with the same set compile the same programs."""
 LANGUAGES = ('sh', 'python', 'text')
 FENCE = re.compile(r'((?:^ *<!-- (?:(?!-->).)* -->\n+)*)^( *)```([^\n]*)\n(.*?)^ *```$', re.M | re.S)

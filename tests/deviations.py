@@ -1,30 +1,24 @@
-"""The page of known differences from the authors' programs and from the papers, made from docstrings.
+"""The known differences from the authors' programs and from the papers, read from docstrings.
 
-`python -m tests.deviations` writes `docs/explanation/deviations.md`. A config says what differs in its section
-`Differs:`; a docstring of the package in a paragraph `Differs from PROGRAM: …`, for what all recipes share.
+A config says what differs in its section `Differs:`; a docstring of the package says what all recipes share in a
+paragraph `Differs from PROGRAM: …`. `python -m tests.fidelity page` writes both into `docs/explanation/fidelity.md`.
 """
 from __future__ import annotations
 
 import ast
 import pathlib
 import re
-import sys
+import textwrap
+from collections.abc import Iterable
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGE = ROOT / 'docs' / 'explanation' / 'deviations.md'
-HEAD = """# Deviations
-
-Every known difference of a recipe from the program of its authors, or from its paper where no program was published.
-[Fidelity](fidelity.md) has what was compared and is the same. `python -m tests.deviations` writes this page from the
-docstrings of the configs and of the package, and a test compares them.
-
-Some differences are meant everywhere: random numbers and the order of images are others; training is in float32, or in
-bfloat16 with `model.dtype=bfloat16`, where programs in PyTorch scale losses to train in float16; sums over devices are
-added in another order. The effect on accuracy was measured where a number says so, and nowhere else.
-"""
-NONE = re.compile(r'No difference |It follows no |As ')
+NONE = re.compile(r'No difference ')
+NO_PAPER = re.compile(r'It follows no ')
 """How a section begins that has no difference of its own."""
+_SMALL = "It is a small form of the paper's method"
+_SENTENCE_END = re.compile(r'(?<=\.)\s+(?=[A-Z])')
+_SAME = re.compile(r'As (\w+)\.py\.')
 _SECTION = re.compile(r'^Differs: +(.*?)(?=^[A-Z][a-z]+:|\Z)', re.M | re.S)
 _PARAGRAPH = re.compile(r'^Differs from ([^:]+): (.*?)(?=\n\s*\n|\Z)', re.M | re.S)
 
@@ -34,6 +28,10 @@ class Difference(NamedTuple):
   path: str
   of: str
   text: str
+
+  def in_short(self) -> str:
+    """The first three sentences, with a capital letter."""
+    return self.text[0].upper() + ' '.join(_SENTENCE_END.split(self.text)[:3])[1:]
 
 
 def joined(text: str) -> str:
@@ -65,24 +63,29 @@ def of_package() -> list[Difference]:
   return found
 
 
-def page() -> str:
-  """The text of `docs/explanation/deviations.md`."""
-  configs = {name: text or '' for name, text in of_configs().items()}
-  parts = [HEAD, '## Of several recipes\n', '| from | what differs | where |', '|---|---|---|']
-  parts += [f'| {one.of} | {one.text} | `{one.path}` |' for one in of_package()]
-  parts += ['\n## Of single recipes\n', '| recipe | what differs |', '|---|---|']
-  parts += [f'| `{name}` | {text} |' for name, text in configs.items() if not NONE.match(text)]
-  parts += ['\n## Recipes without a difference of their own\n', '| recipe | |', '|---|---|']
-  parts += [f'| `{name}` | {text} |' for name, text in configs.items() if NONE.match(text)]
-  return '\n'.join(parts) + '\n'
+def tables() -> list[str]:
+  """The lines of the page with the differences: recipes with the same text share a row."""
+  configs = of_configs()
+  recipes: dict[str, list[str]] = {}
+  for name, text in configs.items():
+    same = _SAME.fullmatch(text or '')
+    recipes.setdefault((configs[same[1]] if same else text) or '', []).append(name)
+  programs: dict[str, list[str]] = {}
+  for one in of_package():
+    programs.setdefault(one.of, []).append(one.in_short())
+  none, no_paper = (listed(name for text, names in recipes.items() if begin.match(text) for name in names)
+                    for begin in (NONE, NO_PAPER))
+  differing = sorted((listed(names), text.replace(_SMALL, 'Small form')) for text, names in recipes.items()
+                     if not (NONE.match(text) or NO_PAPER.match(text)))
+  return [
+      '## Recipes\n', '| recipe | what differs from its program or paper |', '|---|---|',
+      *(f'| {names} | {text} |' for names, text in differing),
+      '', textwrap.fill(f'No difference of their own is known: {none}. No paper is followed by {no_paper}.', 120),
+      '\n## Programs\n',
+      'These hold for every recipe that follows the program or paper; docstrings of `vit_jax/` say more.\n',
+      '| from | what differs |', '|---|---|', *(f'| {of} | {" ".join(texts)} |' for of, texts in programs.items())]
 
 
-def main() -> int:
-  """Writes the page."""
-  PAGE.write_text(page())
-  print(f'Written: {PAGE}')
-  return 0
-
-
-if __name__ == '__main__':
-  sys.exit(main())
+def listed(names: Iterable[str]) -> str:
+  """The names of recipes, sorted, as code."""
+  return ', '.join(f'`{name}`' for name in sorted(names))

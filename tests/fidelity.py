@@ -1,37 +1,44 @@
-"""What is compared with the authors' programs, the papers or an independent computation, and within which bounds.
+"""The page of what is compared with the authors' programs, the papers or an independent computation, and what differs.
 
-`python -m tests.fidelity` runs the tests that are named here and writes `docs/explanation/fidelity.md` with the
-tolerance that each of them demands, which does not depend on the machine. `python -m tests.fidelity knn` runs those
-with that word in their names and new ones, and keeps the bounds of the others. What an authors' program computed lies
-beside its test as a small file, with the script that made it. `test_fidelity.py` checks that what a row claims to be
-compared is in its test or in that script.
+`python -m tests.fidelity` runs the tests that are named here, stores the tolerance that each of them demands in
+`fidelity_bounds.json`, and writes `docs/explanation/fidelity.md`. `python -m tests.fidelity knn` runs those with that
+word in their names and new ones; `python -m tests.fidelity page` only writes the page. What an authors' program
+computed lies beside its test as a small file, with the script that made it. `test_fidelity.py` checks that what a row
+claims to be compared is in its test or in that script. The differences are those of `deviations.py`.
 """
 from __future__ import annotations
 
+import json
 import pathlib
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from tests import deviations
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / 'docs' / 'explanation' / 'fidelity.md'
+BOUNDS = pathlib.Path(__file__).with_name('fidelity_bounds.json')
+"""The bound of each test, as `Seen` prints it."""
 HEAD = """# Fidelity
 
-This page compares the results of this project with the authors' programs, with the tables of the papers, or with an
-independent computation in NumPy (float64) or scikit-learn. `python -m tests.fidelity` runs every test named below and
-writes this page. [Deviations](deviations.md) has what is not the same.
+This page lists every known difference of a recipe from the program of its authors, or from its paper where no program
+was published, and then what is tested to be equal. `python -m tests.fidelity` runs the comparisons and writes the page.
 
-"Bound" is what the test demands of every pair of numbers, |here - there| <= atol + rtol |there|: the loosest tolerances
-of its comparisons, with the largest number compared in brackets. It holds on every machine that the tests pass on;
-differences are usually smaller, and depend on the machine. "Equal" means that all numbers are the same. "Passed" means
-that the test compares settings, counts or checksums. The authors' programs were run or read in these versions or
-commits: {commits}.
+Random numbers, the order of images, and the order in which devices sum always differ. Training is in float32, or in
+bfloat16 with `model.dtype=bfloat16`; programs in PyTorch scale losses to train in float16. The effect on accuracy was
+measured where a number says so, and nowhere else.
 """
+EQUAL = """In brackets is what the test demands of every pair of numbers, on every machine: (1e-5, ±1e-7) stands for
+|here - there| <= 1e-7 + 1e-5 |there|, and (equal) for the same numbers. Without brackets, the test compares settings,
+counts, checksums, or pixels to a gray level. `tests/fidelity.py` names the test of each comparison. The programs are
+{commits}."""
 MEASURED = pathlib.Path(__file__).with_name('fidelity_measured.md')
-"""The end of the page: runs with real weights, which no test repeats."""
+"""The end of the page: initialization, and runs with real weights, which no test repeats."""
 COMMITS = {
     'big_vision': '0127fb6', 'vision_transformer': 'c6de1e5', 'mae': 'efb2a80', 'dino': '7c446df', 'dinov2': 'b8931f7',
     'deit': '7e160fe', 'TokenLabeling': '9dbfd59', 'noisystudent': 'aac52bf', 'axial-deeplab': '79088ed',
@@ -383,36 +390,47 @@ def demanded(desired: Any, rtol: Any, atol: Any) -> Seen:
   return Seen(float(np.max(rtol)), float(np.max(atol)), largest)
 
 
-def bounds_of_the_page() -> dict[str, str]:
-  """The bounds that the page has, by test."""
-  lines = PAGE.read_text().splitlines() if PAGE.exists() else []
-  cells = [line.split(' | ') for line in lines if line.endswith('` |')]
-  return {cell[-1].removesuffix(' |').strip('`'): cell[-2] for cell in cells}
+def stored_bounds() -> dict[str, str]:
+  """The bound of each test when it last ran."""
+  return json.loads(BOUNDS.read_text())
+
+
+def in_brackets(bound: str) -> str:
+  """A bound as the page shows it: `rtol 1e-05, atol 1e-07 (17)` is ` (1e-5, ±1e-7)`, and `passed` is nothing."""
+  if bound == 'passed':
+    return ''
+  text = bound.partition(' (')[0].replace('rtol ', '').replace('atol ', '±').replace('e-0', 'e-')
+  return f' ({text})'
 
 
 def page(bounds: Mapping[str, str]) -> str:
-  """The text of `docs/explanation/fidelity.md`, with the bound of each test."""
-  parts = [HEAD.format(commits=', '.join(f'{name} {commit}' for name, commit in COMMITS.items()))]
+  """The text of `docs/explanation/fidelity.md`, with the bound of each test but without the largest number compared."""
+  commits = ', '.join(f'{name} {commit}' for name, commit in COMMITS.items())
+  parts = [HEAD, *deviations.tables(), '\n## Compared and equal\n', textwrap.fill(EQUAL.format(commits=commits), 120)]
   for title, rows in ROWS.items():
-    parts += [f'\n## {title}\n', '| what | compared with | what is compared | bound | test |',
-              '|---|---|---|---|---|']
-    parts += [f'| {row.what} | {row.oracle} | {row.how} | {bounds[row.test]} | `{row.test}` |' for row in rows]
+    by_oracle: dict[str, list[str]] = {}
+    for row in rows:
+      by_oracle.setdefault(row.oracle, []).append(row.what + in_brackets(bounds[row.test]))
+    parts += [f'\n### {title}\n', '| compared with | what is equal |', '|---|---|']
+    parts += [f'| {oracle} | {"; ".join(items)} |' for oracle, items in by_oracle.items()]
   return '\n'.join(parts) + '\n\n' + MEASURED.read_text()
 
 
 def main(words: Sequence[str]) -> int:
   """Runs the tests, or those whose names have one of the words, and writes the page; status 1 if one did not pass."""
-  recorder, bounds = Recorder(), bounds_of_the_page() if words else {}
+  recorder, bounds = Recorder(), stored_bounds()
   named = dict.fromkeys(row.test for rows in ROWS.values() for row in rows)
   wanted = [test for test in named if not words or test not in bounds or any(word in test for word in words)]
-  status = pytest.main(['-q', '-m', '', '-p', 'no:cacheprovider', *(f'tests/{test}' for test in wanted)],
-                       plugins=[recorder])
-  missing = [test for test in wanted if test not in recorder.ran]
-  if status or recorder.failed or missing:
-    print('Not written, since these did not pass or were skipped:', *(recorder.failed or missing), sep='\n  ')
-    return 1
-  PAGE.parent.mkdir(exist_ok=True)
-  PAGE.write_text(page(bounds | {test: str(recorder.seen.get(test, Seen())) for test in wanted}))
+  if wanted and words != ['page']:
+    status = pytest.main(['-q', '-m', '', '-p', 'no:cacheprovider', *(f'tests/{test}' for test in wanted)],
+                         plugins=[recorder])
+    missing = [test for test in wanted if test not in recorder.ran]
+    if status or recorder.failed or missing:
+      print('Not written, since these did not pass or were skipped:', *(recorder.failed or missing), sep='\n  ')
+      return 1
+    bounds |= {test: str(recorder.seen.get(test, Seen())) for test in wanted}
+    BOUNDS.write_text(json.dumps({test: bounds[test] for test in sorted(named)}, indent=1) + '\n')
+  PAGE.write_text(page(bounds))
   print(f'Written: {PAGE}')
   return 0
 

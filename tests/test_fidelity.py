@@ -84,11 +84,18 @@ def test_a_script_makes_a_file_that_the_tests_read(made: str) -> None:
     assert any(name in text for name in (*files, pathlib.Path(made).stem)), f'{path} does not read {files}'
 
 
-def test_the_page_has_a_line_for_each_comparison() -> None:
-  text = fidelity.PAGE.read_text()
+def test_the_page_has_each_comparison_with_its_bound_and_the_differences() -> None:
+  text, bounds = fidelity.PAGE.read_text(), fidelity.stored_bounds()
+  assert bounds.keys() == {row.test for row in ROWS}, 'run python -m tests.fidelity'
   for row in ROWS:
-    assert f'| {row.what} | {row.oracle} | {row.how} | ' in text, f'{row.what}: run python -m tests.fidelity'
-  assert text == fidelity.page(fidelity.bounds_of_the_page()), 'run python -m tests.fidelity'
+    cells = [line for line in text.splitlines() if line.startswith(f'| {row.oracle} | ')]
+    assert any(row.what + fidelity.in_brackets(bounds[row.test]) in line for line in cells), row.what
+  assert text == fidelity.page(bounds), 'run python -m tests.fidelity page'
+
+
+def test_a_bound_is_short_on_the_page() -> None:
+  assert fidelity.in_brackets('rtol 1e-05, atol 1e-07 (17)') == ' (1e-5, ±1e-7)'
+  assert [fidelity.in_brackets(bound) for bound in ('atol 0.07 (1)', 'equal', 'passed')] == [' (±0.07)', ' (equal)', '']
 
 
 def test_bounds_are_the_loosest_tolerances_of_a_test() -> None:

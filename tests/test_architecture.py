@@ -1,4 +1,4 @@
-"""docs/explanation/image_walk.md names files and functions that exist, and its table has at most 14 files."""
+"""docs/explanation/architecture.md names files and functions that exist, and its table has at most 14 files."""
 from __future__ import annotations
 
 import ast
@@ -6,7 +6,7 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGE = (ROOT / 'docs' / 'explanation' / 'image_walk.md').read_text()
+PAGE = (ROOT / 'docs' / 'explanation' / 'architecture.md').read_text()
 FILE = re.compile(r'`(vit_jax/[\w/]+\.py)`')
 CODE = re.compile(r'`([A-Za-z_][\w.]*)`')
 ROWS = [[cell.strip() for cell in line.strip('|').split('|')] for line in PAGE.splitlines()
