@@ -1,9 +1,9 @@
-"""Writes the plans of complete runs where they are documented: a table in the guide, and a line in each config.
+"""Writes the plans of complete runs where they are documented: a table of their page, and a line in each config.
 
   python -m benchmarks.plan_docs DIR [ROOT]
 
 DIR has a folder for each plan, named CONFIG-TOPOLOGY as `benchmarks/plans.sh` names them, with a `plan.json`. ROOT is
-the repository. In `docs/guides/read_a_plan.md` the text between the two comments of `MARKS` is replaced, and in
+the repository. In `benchmarks/records/TABLES.md` the text between the two comments of `MARKS` is replaced, and in
 `configs/CONFIG.py` what follows the command of the docstring's `Plan:`. Configs without a plan in DIR stay as they are.
 """
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from vit_jax.plan import quick, table
 
-GUIDE = 'docs/guides/read_a_plan.md'
+PAGE = 'benchmarks/records/TABLES.md'
 MARKS = ('<!-- plans of runs: written by benchmarks/plans.sh -->', '<!-- end of the plans of runs -->')
 HEAD = ('run', 'topology, devices', 'layout', 'peak GiB', 'step ms', 'lower bound', 'collectives ms', 'core-days',
         'with collectives', 'paper', 'warnings', 'made')
@@ -60,7 +60,7 @@ def made(plan: dict[str, Any]) -> str:
 
 
 def section(plans: Sequence[dict[str, Any]]) -> str:
-  """The text of the guide between `MARKS`."""
+  """The text of the page between `MARKS`."""
   low, high = quick.DEPTHS
   note = (f'Quick rows are from programs of {low} and {high} unrolled blocks, extended to all blocks.\n'
           if any(plan['quick'] for plan in plans) else '')
@@ -91,10 +91,10 @@ def _short(plan: dict[str, Any]) -> list[str]:
 
 def write(plans: dict[str, list[dict[str, Any]]], root: pathlib.Path) -> list[pathlib.Path]:
   """Writes the plans into the files of a repository; returns those that changed."""
-  guide = root / GUIDE
-  text = guide.read_text()
+  page = root / PAGE
+  text = page.read_text()
   begin, end = (text.index(mark) for mark in MARKS)
-  texts = {guide: text[:begin] + section([plan for own in plans.values() for plan in own]) + text[end + len(MARKS[1]):]}
+  texts = {page: text[:begin] + section([plan for own in plans.values() for plan in own]) + text[end + len(MARKS[1]):]}
   for name, own in plans.items():
     path = root / 'configs' / f'{name}.py'
     new, more = path.read_text(), lines(own)

@@ -14,7 +14,7 @@ bash benchmarks/plans.sh [DIR] [FLAGS]
                          of complete runs, with and without collectives
   --rows=L/16,22B@v4     rows of the runs: L/16, H/14, G/14 and 22B, or one of them on a chip
   --quick                plan runs of unrolled networks from programs of 2 and 4 blocks, in minutes; the table says so
-  --write                write the runs into docs/guides/read_a_plan.md and the docstrings of their configs
+  --write                write the runs into benchmarks/records/TABLES.md and the docstrings of their configs
 
 Writes DIR/steps/tables.md and DIR/runs.md. A program takes 2 to 8 minutes of one core, and up to 4 GiB; what DIR has is
 not compiled again. Exit status: 0 all parts succeeded, 1 a part failed, 2 invalid input.

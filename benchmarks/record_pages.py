@@ -26,8 +26,9 @@ from vit_jax.replay.records import Record
 
 PAGES = ('README.md', 'BENCHMARKS.md', 'docs/explanation/results.md', 'docs/tutorials/self_supervised.md',
          'docs/guides/speedrun.md', 'docs/guides/images_and_text.md', 'docs/guides/choose_an_optimizer.md',
-         'docs/explanation/fidelity.md', 'tests/fidelity_measured.md', 'benchmarks/comparisons.md')
-"""The pages with numbers of records. `fidelity_measured.md` is the lower part of the page before it."""
+         'docs/explanation/fidelity.md', 'tests/fidelity_measured.md', 'benchmarks/comparisons.md',
+         'benchmarks/records/TABLES.md')
+"""The pages with numbers of records. `fidelity_measured.md` is the lower part of `fidelity.md`."""
 HEAD = '| result | made on | replay |\n|---|---|---|\n'
 
 

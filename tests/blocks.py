@@ -23,7 +23,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md'), ROOT / 'launch' / 'README.md'])
+PAGES = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md'), ROOT / 'launch' / 'README.md',
+                ROOT / 'benchmarks' / 'records' / 'TABLES.md'])
 DIGITS = ('--config.model.depth=2', '--config.model.width=16', '--config.model.heads=2', '--config.model.mlp.hidden=16',
           '--config.length=4 steps', '--config.evals.test.every=4 steps', '--config.checkpoints.every=2 steps')
 PHOTOS = ('--config.image_px=32,32', '--config.data.recipe.eval_resize_px=36', '--config.model.patch=16',

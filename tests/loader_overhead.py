@@ -5,7 +5,7 @@
 Images of 600 bytes are read in the order of training, by a transform that decodes nothing, in batches of 256, from
 ArrayRecord shards of 1,000 and of 125,000 records and from a TFRecord file. Printed for this checkout and each other
 one: microseconds of processor time for an image, median and smallest of the turns. The checkouts are interleaved, each
-turn in a process of its own. Not a test; its figures are quoted in BENCHMARKS.md.
+turn in a process of its own. Not a test.
 """
 from __future__ import annotations
 

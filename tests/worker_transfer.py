@@ -5,7 +5,7 @@
 One loader process with one thread fills batches of 256 with one image, decoding nothing. Printed for this checkout and
 each other one: microseconds of processor time for an image, of the loader process and of the one that takes the
 batches and reads a byte of every page; median of the turns, which are interleaved, each with new processes. Not a
-test; its figures are quoted in BENCHMARKS.md.
+test.
 """
 from __future__ import annotations
 

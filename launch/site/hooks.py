@@ -15,13 +15,12 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import llms
 import reference
+from llms import ELSEWHERE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 log = logging.getLogger('mkdocs.hooks')
-ELSEWHERE = {'BENCHMARKS.md': 'benchmarks.md', 'launch/README.md': 'launch.md', 'CONTRIBUTING.md': 'contributing.md',
-             'CHANGELOG.md': 'changelog.md'}
-"""Pages outside of docs/, and their places on the site."""
 INSTEAD = {'README.md': 'index.md', 'configs': 'reference/config_names.md'}
 """Files of the repository, and the pages to which links to them lead."""
 LINK = re.compile(r'(\]\(|(?:src|href)=")([^)"\s:#]+)(?=[)"#])')
@@ -48,11 +47,14 @@ CSS = """.md-grid { max-width: 80rem; }
 
 
 def on_files(files: Files, config: Any) -> Files:
-  """Adds pages, generated pages, images and styles."""
+  """Adds pages, generated pages, the list of all pages, images and styles."""
   for path, place in ELSEWHERE.items():
     files.append(File.generated(config, place, content=(ROOT / path).read_text(encoding='utf-8')))
-  for place, text in reference.pages().items():
+  generated = reference.pages()
+  for place, text in generated.items():
     files.append(File.generated(config, place, content=text))
+  files.append(File.generated(config, 'llms.txt', content=llms.text(
+      config.site_name, config.site_description, config.nav, generated)))
   for image in sorted((ROOT / '.github' / 'gallery').iterdir()):
     files.append(File.generated(config, f'gallery/{image.name}', abs_src_path=str(image)))
   files.append(File.generated(config, 'site.css', content=CSS))
@@ -62,7 +64,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
   """Leads the links of a page, written for the repository, to pages of the site."""
   place = page.file.src_uri
-  source = next((path for path, own in ELSEWHERE.items() if own == place), f'docs/{place}')
+  source = str(llms.source(place).relative_to(ROOT))
 
   def led(match: re.Match[str]) -> str:
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))

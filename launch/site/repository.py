@@ -2,6 +2,9 @@
 
     python launch/site/repository.py                 prints OWNER/NAME
     python launch/site/repository.py OWNER/NAME      writes another one everywhere
+
+Pages show nothing that needs an address while it is the placeholder: such badges and lines stand in a comment
+`<!-- with an address: … -->`, which is removed from around them when another address is written.
 """
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SETTING = 'launch/site/mkdocs.yml'
 SLUG = r'[\w.-]+/[\w.-]+'
+HIDDEN = re.compile(r'<!-- with an address: (.*?) -->', re.S)
+"""Text of a page that is shown once there is an address."""
 
 
 def read(root: pathlib.Path = ROOT) -> str:
@@ -31,12 +36,13 @@ def pages(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
 
 
 def write(slug: str, root: pathlib.Path = ROOT) -> None:
-  """Writes another address into all of them."""
+  """Writes another address into all of them, and shows what needs one."""
   if re.fullmatch(SLUG, slug) is None:
     raise SystemExit(f'repository: expected OWNER/NAME, got {slug!r}.')
   old = read(root)
   for path in pages(root):
-    path.write_text(path.read_text(encoding='utf-8').replace(old, slug), encoding='utf-8')
+    text = path.read_text(encoding='utf-8').replace(old, slug)
+    path.write_text(HIDDEN.sub(r'\1', text) if path.suffix == '.md' else text, encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Plans of complete runs in the guide and in the docstrings of configs."""
+"""Plans of complete runs on their page and in the docstrings of configs."""
 from __future__ import annotations
 
 import ast
@@ -29,8 +29,8 @@ value = 1
 
 @pytest.fixture
 def root(tmp_path: pathlib.Path) -> pathlib.Path:
-  """A repository with a guide and two configs, and plans of one of them in `plans`."""
-  for path, text in {plan_docs.GUIDE: f'before\n{plan_docs.MARKS[0]}\nold\n{plan_docs.MARKS[1]}\nafter\n',
+  """A repository with a page and two configs, and plans of one of them in `plans`."""
+  for path, text in {plan_docs.PAGE: f'before\n{plan_docs.MARKS[0]}\nold\n{plan_docs.MARKS[1]}\nafter\n',
                      'configs/vit_l16_jft.py': CONFIG, 'configs/other.py': CONFIG}.items():
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text(text)
@@ -42,15 +42,15 @@ def root(tmp_path: pathlib.Path) -> pathlib.Path:
   return tmp_path
 
 
-def test_the_guide_and_the_docstrings_get_the_plans_and_keep_everything_else(root: pathlib.Path) -> None:
+def test_the_page_and_the_docstrings_get_the_plans_and_keep_everything_else(root: pathlib.Path) -> None:
   assert plan_docs.main([str(root / 'plans'), str(root)]) == 0
-  guide = (root / plan_docs.GUIDE).read_text()
-  assert guide.startswith(f'before\n{plan_docs.MARKS[0]}\n| run') and guide.endswith(f'{plan_docs.MARKS[1]}\nafter\n')
-  rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in guide.splitlines() if line.startswith('|')]
+  page = (root / plan_docs.PAGE).read_text()
+  assert page.startswith(f'before\n{plan_docs.MARKS[0]}\n| run') and page.endswith(f'{plan_docs.MARKS[1]}\nafter\n')
+  rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in page.splitlines() if line.startswith('|')]
   assert rows[2] == ['vit_l16_jft', 'v3:16x16, 512', 'data=64 fsdp=8', '1.77', '81.7', '–', '32.4', '1,502', '2,101',
                      '680', '0', '2026-11-22']
   assert rows[3][1] == 'v4:4x4x8, 128' and rows[3][-2:] == ['1', '2026-11-22, quick'] and len(rows) == 4
-  assert 'old' not in guide and 'Quick rows are from programs of 2 and 4' in guide
+  assert 'old' not in page and 'Quick rows are from programs of 2 and 4' in page
   assert (root / 'configs/other.py').read_text() == CONFIG
   text = (root / 'configs/vit_l16_jft.py').read_text()
   said = ast.get_docstring(ast.parse(text), clean=False) or ''

@@ -177,9 +177,10 @@ def test_one_block_alone_is_compiled_once_for_each_network_and_has_a_table_of_it
   assert len(every) == 4 and len(asked) == 6, 'settings of sharding make no other block'
 
 
-def test_the_tables_of_benchmarks_are_those_of_the_figures_that_are_kept(tmp_path: pathlib.Path) -> None:
+def test_the_tables_of_the_page_are_those_of_the_figures_that_are_kept(tmp_path: pathlib.Path) -> None:
   root = pathlib.Path(__file__).resolve().parents[2]
   page = tmp_path / 'page.md'
-  page.write_text(text := (root / 'BENCHMARKS.md').read_text())
+  page.write_text(text := (root / 'benchmarks' / 'records' / 'TABLES.md').read_text())
   tpu_tables.put(tpu_tables.render(root / 'launch' / 'tpu_tables'), page)
-  assert page.read_text() == text, 'python -m benchmarks.tpu_tables launch/tpu_tables --known --into=BENCHMARKS.md'
+  assert page.read_text() == text, ('python -m benchmarks.tpu_tables launch/tpu_tables --known '
+                                    '--into=benchmarks/records/TABLES.md')

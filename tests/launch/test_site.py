@@ -100,6 +100,29 @@ def test_every_page_is_in_the_navigation() -> None:
   assert own <= listed and listed - own >= set(load('reference').pages()), own - listed
 
 
+def test_the_list_for_programs_has_each_page_of_the_navigation_with_its_first_sentence() -> None:
+  yaml = pytest.importorskip('yaml')
+  llms = load('llms')
+  nav = yaml.safe_load((SITE / 'mkdocs.yml').read_text().partition('\nnav:\n')[2])
+  places = list(llms.places_of(nav))
+  lines = llms.text('vit_jax', 'Vision Transformers.', nav, load('reference').pages()).splitlines()
+  assert lines[:3] == ['# vit_jax', '', '> Vision Transformers.'] and '## Tutorials' in lines
+  links = [re.fullmatch(r'- \[(.+)\]\(([\w/]+)\.html\)(?:: (.+))?', line) for line in lines if line.startswith('- ')]
+  assert [f'{link[2]}.md' for link in links if link] == places and len(links) == len(places)
+  about = {link[2]: link[3] for link in links if link}
+  assert about['tutorials/own_images'].endswith('.') and about['guides/read_a_plan'].startswith('`vit-jax plan` ')
+  assert [place for place, said in about.items() if not said and place != 'changelog'] == []
+  assert max(len(said or '') for said in about.values()) < 400 and '](' not in ''.join(filter(None, about.values()))
+
+
+def test_a_first_sentence_is_prose() -> None:
+  llms = load('llms')
+  page = ('# A title\n\n![picture](a.png)\n\n<!-- a\ncomment -->\n```sh\nrun\n```\n\n| a |\n|---|\n\n'
+          'Use `a.b` of [that\npage](x.md). More.\n')
+  assert llms.heading(page) == 'A title' and llms.first_sentence(page) == 'Use `a.b` of that page.'
+  assert llms.first_sentence('# Only a title\n\n- a list\n') == '' and llms.first_sentence('Do:\n\n1. It') == 'Do.'
+
+
 class Fakes(dict[str, str]):
   """The files of a site, by their places."""
 
@@ -148,6 +171,15 @@ def test_the_address_of_the_repository_is_written_everywhere_from_one_setting(tm
   for name in names:
     text = (tmp_path / name).read_text()
     assert text.count('someone/else') == (root / name).read_text().count(slug) and slug not in text
+    assert not name.endswith('.md') or repository.HIDDEN.search(text) is None
+
+
+def test_the_readme_shows_no_address_while_it_is_the_placeholder() -> None:
+  repository = load('repository')
+  readme = (SITE.parents[1] / 'README.md').read_text()
+  assert '/actions/workflows/test.yml/badge.svg' in readme
+  if repository.read().startswith('OWNER/'):
+    assert repository.read() not in repository.HIDDEN.sub('', readme)
 
 
 def test_no_address_of_the_repository_differs_from_the_setting() -> None:

@@ -11,7 +11,7 @@ sum, in the compute dtype, and that its gradient is written by hand: it needs th
     a column of ones is appended: a head's width is padded to 128 there anyway.
   TPU v6e, if the mesh is of it: likewise, but logits and their maxima are kept in place of weights, as arrays of their
     own. Each product then computes the weights while it reads the logits, and no pass over memory writes them. On v4
-    and v5e that gains nothing (BENCHMARKS.md).
+    and v5e that gains nothing.
 
 Two kernels are written for one kind of device:
 

@@ -13,7 +13,7 @@ when a program is lowered for one:
   TPU, where several products have one input (`shared`): it is an array of its own. The compiler would compute the norm
     before them again in each product, forward and backward. On TPUs other than v5e and v6e its gradient is an array,
     too: on v3 and v4 the sums of the norm's gradient take longer within the last product than after it; others were
-    not compiled (BENCHMARKS.md).
+    not compiled.
 
 The third form has products in int8 or fp8, forward and backward (`model.quantize`). An array is quantized
 symmetrically by its largest magnitudes, anew in each step (absolute maximum, no calibration): of activations and
