@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import html
 import importlib
 import inspect
@@ -45,6 +46,20 @@ def escaped(text: str) -> str:
   return _CODE_OR_MARK.sub(lambda m: m[1] or (f'\\{m[2]}' if m[2] else html.escape(m[3])), text)
 
 
+_WORD = re.compile(r"[a-z][a-z'-]+(?=[\s,;)]|$)|a(?= )|[a-z]+(?=: [a-z])")
+_NAMES = {'timm', "timm's", 'torchvision', 'tfds', 'wds', 'tfrecord', 'parquet', 'digits', 'synthetic', 'path'}
+"""Words in lower case that also begin a sentence so."""
+
+
+def sentence(text: str) -> str:
+  """Returns a comment as a sentence: with a capital letter, unless it begins with a name, and a full stop."""
+  text = ' '.join(text.split())
+  first = _WORD.match(text)
+  if first and first[0] not in _NAMES and not text[first.end():].startswith(' |'):
+    text = text[0].upper() + text[1:]
+  return text + '.' * bool(text and text[-1] not in '.!?:…')
+
+
 def row(*cells: str) -> str:
   """A row of a table, in which `|` separates no cells."""
   return '| ' + ' | '.join(escaped(cell).replace('|', '\\|').replace('\n', ' ') for cell in cells) + ' |'
@@ -63,9 +78,10 @@ def jobs() -> str:
     usage = ' '.join(['vit-jax', name, *(f'--{flag.name}={flag.kind.metavar}' for flag in job.required if flag.kind),
                       '[--flag=VALUE …]' if job.optional else '', job.files]).strip()
     lines += [f'## {name}', '', escaped(job.summary), '', '```text', ' '.join(usage.split()), '```', '']
-    rows = [(f'`--{flag.name}`', _flag_type(flag), _default(flag, flag in job.required), flag.help)
+    rows = [(f'`--{flag.name}`', _flag_type(flag), _default(flag, flag in job.required),
+             sentence(flag.help))
             for flag in job.flags.values()]
-    lines += table(('flag', 'type and range', 'default', 'meaning'), rows) if rows else []
+    lines += table(('flag', 'type and limits', 'default', 'meaning'), rows) if rows else []
     if 'config' in job.flags:
       lines += ['The job also takes overrides `--config.NAME=VALUE` of any [setting](settings.md).', '']
   return '\n'.join(lines)
@@ -94,8 +110,9 @@ def settings() -> dict[str, str]:
   links = ', '.join(f'[`{name}`](settings_{name}.md) ({what})' for name, what in SECTIONS.items())
   lines = ['# Settings', '', 'Settings of a config, by the name with which `--config.NAME=VALUE` overrides them. '
            'Where a part may be of several types, `--config.PART=TYPE` selects one (`--config.optimizer=sgd`). '
-           'Durations are text with a unit: `300 steps`, `20 epochs`, `1e6 examples`, or `10 %` of the run. Generated '
-           'from `vit_jax/config/schema/`.', '', f'Sections with pages of their own: {links}.', '']
+           'Durations are text with a unit: `300 steps`, `20 epochs`, `1e6 examples`, or `10 %` of the run. A default '
+           'of `()` is an empty list. Generated from `vit_jax/config/schema/`.', '',
+           f'Sections with pages of their own: {links}.', '']
   found = {'settings': '\n'.join([*lines, *_tables(part for part in every if part[0].split('.')[0] not in SECTIONS)])}
   for section, what in SECTIONS.items():
     own = [part for part in every if part[0].split('.')[0] == section]
@@ -111,10 +128,10 @@ def _tables(chosen: Iterable[tuple[str, type]]) -> Iterator[str]:
     told = describe.comments(kind)
     rows = [(f'`{f"{name}.{field.name}".lstrip(".")}`',
              '; '.join(filter(None, [type_text(field.type), range_text(field)])),
-             f'`{_value(checks.default_of(field))}`', told.get(field.name) or _meaning(field.type))
+             f'`{_value(checks.default_of(field))}`', _about(field, told.get(field.name, '')))
             for field in dataclasses.fields(kind)]
     yield from [f'## {title}', '', escaped(inspect.cleandoc(kind.__doc__ or '')), '',
-                *table(('setting', 'type, range and unit', 'default', 'meaning'), rows)]
+                *table(('setting', 'type and limits', 'default', 'meaning'), rows)]
 
 
 def _parts(kind: type, name: str, seen: frozenset[type] = frozenset()) -> Iterator[tuple[str, type]]:
@@ -143,7 +160,7 @@ def _inside(declared: Any) -> Iterator[tuple[type, str]]:
     yield declared, ''
 
 
-def type_text(declared: Any) -> str:
+def type_text(declared: Any, *, plural: bool = False) -> str:
   """A type as the tables show it: choices by their values, parts by the names of their types."""
   arguments = typing.get_args(declared)
   if isinstance(declared, types.UnionType):
@@ -152,14 +169,14 @@ def type_text(declared: Any) -> str:
   if typing.get_origin(declared) is dict:
     return f'{type_text(arguments[1])}, by name'
   if typing.get_origin(declared) is tuple:
-    if arguments[-1] is Ellipsis:
-      return f'any number of: {type_text(arguments[0])}'
-    return f'{len(arguments)} times: {type_text(arguments[0])}'
+    many = arguments[-1] is Ellipsis
+    return f'{"any number of" if many else len(arguments)} {type_text(arguments[0], plural=True)}, with commas'
   if issubclass(declared, enum.Enum):
-    return ', '.join(f'`{choice.value}`' for choice in declared)
+    return ', '.join(f'`{checks.shown(choice)}`' for choice in declared)
   if dataclasses.is_dataclass(declared):
     return f'`{declared.__name__.lower()}`'
-  return {float: 'number', int: 'whole number', bool: '`true` or `false`', str: 'text'}[declared]
+  return {float: 'number', int: 'whole number', bool: '`true` or `false`', str: 'text'}[declared] + 's' * (
+      plural and declared is not bool)
 
 
 def range_text(field: dataclasses.Field[Any]) -> str:
@@ -171,20 +188,30 @@ def range_text(field: dataclasses.Field[Any]) -> str:
   return str(allowed) if allowed else ''
 
 
-def _meaning(declared: Any) -> str:
-  """The first line of the docstring of a choice or of a part of one type; '' for anything else."""
-  is_own = isinstance(declared, type) and (dataclasses.is_dataclass(declared) or issubclass(declared, enum.Enum))
-  return inspect.cleandoc(declared.__doc__ or '').splitlines()[0] if is_own else ''
+def _about(field: dataclasses.Field[Any], comment: str) -> str:
+  """The meaning of a setting in sentences: its comment, or the docstring of its type, and those of its choices."""
+  declared = field.type
+  is_choice = isinstance(declared, type) and issubclass(declared, enum.Enum)
+  if not comment and (is_choice or dataclasses.is_dataclass(declared)):
+    comment = inspect.cleandoc(declared.__doc__ or '').partition('\n\n')[0]
+  choices = [f'`{checks.shown(choice)}`: {sentence(text)}' for choice in (declared if is_choice else ())
+             if (text := _choice_comments(declared).get(choice.name))]
+  return ' '.join([sentence(comment), *choices]).strip()
+
+
+@functools.cache
+def _choice_comments(kind: type) -> dict[str, str]:
+  """The comments beside the members of an enumeration, by name."""
+  return dict(re.findall(r'^ +([A-Z]\w*) = [^#\n]*?# (.+)$', inspect.getsource(kind), re.M))
 
 
 def _value(value: Any) -> str:
-  if isinstance(value, enum.Enum):
-    return str(value.value)
+  """A default as it is typed after `--config.NAME=`."""
   if dataclasses.is_dataclass(value):
     return type(value).__name__.lower()
   if isinstance(value, dict):
     return ', '.join(f'{name}: {_value(one)}' for name, one in value.items()) or '{}'
-  return repr(value) if not isinstance(value, bool) else str(value).lower()
+  return describe.text(value)
 
 
 def python() -> str:
