@@ -194,7 +194,7 @@ def test_the_first_page_has_three_pictures_and_five_ways_to_begin() -> None:
   ways = re.findall(r'^- \*\*\[([^]]+)\]\(([\w/]+\.md)\)\*\*$', page, re.M)
   assert len(set(pictures)) == 3 and len(ways) == 5
   assert [path for _, path in ways] == ['tutorials/own_images.md', 'tutorials/finetuning.md', 'tutorials/pod.md',
-                                        'guides/convert.md', 'guides/own_loop.md']
+                                        'guides/convert.md', 'guides/extend.md']
 
 
 @pytest.mark.slow(reason='builds the site twice')
