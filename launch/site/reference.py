@@ -1,6 +1,7 @@
 """Pages of the documentation site that are generated from the program: jobs and flags, settings, the Python API.
 
     python launch/site/reference.py settings       prints one of them
+    python launch/site/reference.py models > docs/reference/models.md       this one is kept, to be read as a file
 """
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ import vit_jax
 from vit_jax import commands
 from vit_jax.config import describe, engine, schema
 from vit_jax.config.schema import checks, ranges
+from vit_jax.jobs import listing
 
 PYTHON = {'The package': tuple(f'{getattr(vit_jax, name).__module__}.{name}' for name in vit_jax.__all__),
           'Configs': ('vit_jax.config.files.load', 'vit_jax.recipes.sizes.model', 'vit_jax.recipes.sizes.vit'),
@@ -214,6 +216,36 @@ def _value(value: Any) -> str:
   return describe.text(value)
 
 
+def models() -> str:
+  """Every network that has a name, with its costs, by family."""
+  entries = listing.make_table('models').entries
+  lines = ['# Networks', '', 'Use a name as `--config.model=NAME`. Parameters, in millions, include a linear head of '
+           '1,000 classes. GFLOPs are those of a forward pass of one image of 224 px, or of the size in parentheses, '
+           'with two FLOPs per multiply-add. Other patch sides of plain ViTs and Mixers (`B/20`) and other factors of '
+           'BiT (`BiT-R101x2`) work too. `vit-jax list --models` prints the same.', '',
+           '`--config.model.positions=rotary` rotates queries and keys by row and column (RoPE), on any grid. '
+           '`--config.model.kernels=plain` uses forms that JAX differentiates itself, for `jax.jvp`, `jax.linearize` '
+           'and Hessian-vector products. `--config.model.remat=full` trades speed for memory (gradient checkpointing).',
+           '']
+  for family in dict.fromkeys(one['family'] for one in entries):
+    own = [one for one in entries if one['family'] == family]
+    names = {source: [str(one['name']) for one in own if one['source'] == source]
+             for source in dict.fromkeys(one['source'] for one in own)}
+    told = '; '.join(f'{source}: {", ".join(found)}' for source, found in names.items()) if len(names) > 1 else own[0][
+        'source']
+    sizes = {one['name']: f' ({one["px"]} px)' * (one['px'] != 224) for one in own}
+    lines += [f'## {family}', '', f'{told}.', '', '| model | parameters | GFLOPs |', '| --- | ---: | ---: |',
+              *(f'| {one["name"]}{sizes[one["name"]]} | {one["parameters"] / 1e6:,.1f} | {_gflops(one["flops"])} |'
+                for one in own), '']
+  return '\n'.join(lines)
+
+
+def _gflops(flops: float) -> str:
+  """The number in billions, with three digits where it is small."""
+  billions = flops / 1e9
+  return f'{billions:,.2f}' if billions < 9.995 else f'{billions:,.1f}'
+
+
 def python() -> str:
   """The Python API, from its docstrings."""
   lines = ['# Python API', '', 'Shapes use the letters of `vit_jax/core/types.py`: B batch, H and W height and width '
@@ -233,4 +265,4 @@ def contracts() -> str:
 
 
 if __name__ == '__main__':
-  print(pages()[f'reference/{sys.argv[1]}.md'])
+  print({**pages(), 'reference/models.md': models()}[f'reference/{sys.argv[1]}.md'], end='')

@@ -19,6 +19,7 @@ import pytest
 import vit_jax
 from vit_jax.commands import JOBS
 from vit_jax.config import files
+from vit_jax.recipes import sizes
 
 SITE = pathlib.Path(__file__).resolve().parents[2] / 'launch' / 'site'
 
@@ -108,6 +109,13 @@ def test_notes_of_settings_and_flags_begin_with_a_capital_letter_or_a_name() -> 
 
 def test_every_setting_has_a_meaning() -> None:
   assert re.findall(r'^\| `([^`]+)`.*\|  \|$', all_settings(), re.M) == []
+
+
+def test_the_page_of_networks_is_up_to_date_and_has_every_name() -> None:
+  page = (SITE.parents[1] / 'docs' / 'reference' / 'models.md').read_text()
+  assert page == load('reference').models(), 'python launch/site/reference.py models > docs/reference/models.md'
+  found = re.findall(r'(?m)^\| ([^ |]+)(?: \(\d+ px\))? \| [\d,.]+ \| [\d,.]+ \|$', page)
+  assert sorted(found) == sorted(sizes.names()) and len(found) > 100
 
 
 def test_every_page_is_in_the_navigation() -> None:
