@@ -20,8 +20,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 pytestmark = [pytest.mark.slow(reason='builds the site and opens each page'),
               pytest.mark.xdist_group('documents')]
 needs_browser = pytest.mark.skipif(browser.find() is None, reason='Chromium is not installed')
+EXTEND = 'Extend: objectives, blocks, evaluators, sources, optimizers and training loops'
+DATASETS = 'Large datasets, other formats and other images'
 SEARCHES = {'wandb': 'Runs', 'list_models': 'Python API', 'HF_TOKEN': 'Pretrained weights',
-            'offline': 'Pretrained weights', 'throughput': 'Benchmarks', 'citation': 'vit_jax'}
+            'offline': 'Pretrained weights', 'proxy': 'Pretrained weights', 'throughput': 'Benchmarks',
+            'citation': 'vit_jax', 'imbalance': 'Data', 'Kaggle': 'Data', 'macOS': 'Data',
+            'gradient checkpointing': 'Networks', 'custom loss': EXTEND, 'Equinox': EXTEND, 'WebDataset': DATASETS}
 """Words that people search for, and a page that must be among the first three."""
 
 
@@ -68,7 +72,7 @@ def test_every_link_of_the_built_pages_leads_to_a_file_and_an_anchor(site: pathl
       target = target / 'index.html' if target.is_dir() else target
       if not target.exists() or target in found and anchor not in found[target].anchors:
         missing.append(f'{path.relative_to(site)}: {address}')
-  assert not missing and len(found) > 60
+  assert not missing and len(found) > 40
 
 
 @needs_browser
