@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 pytestmark = [pytest.mark.slow(reason='builds the site and opens each page'),
               pytest.mark.xdist_group('documents')]
 needs_browser = pytest.mark.skipif(browser.find() is None, reason='Chromium is not installed')
-EXTEND = 'Extend: objectives, blocks, evaluators, sources, optimizers and training loops'
+EXTEND = 'Extend with your own code'
 DATASETS = 'Large datasets, other formats and other images'
 SEARCHES = {'wandb': 'Runs', 'list_models': 'Python API', 'HF_TOKEN': 'Pretrained weights',
             'offline': 'Pretrained weights', 'proxy': 'Pretrained weights', 'throughput': 'Benchmarks',

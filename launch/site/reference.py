@@ -16,7 +16,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -40,11 +40,11 @@ def pages() -> dict[str, str]:
           'reference/python.md': python(), 'reference/contracts.md': contracts()}
 
 
-_CODE_OR_MARK = re.compile(r'(`[^`]*`)|([][*{}\\`]|(?<!\w)_|_(?!\w))|([<>&])')
+_CODE_OR_MARK = re.compile(r'(\[`[^`]*`\]\([\w.#-]+\)|`[^`]*`)|([][*{}\\`]|(?<!\w)_|_(?!\w))|([<>&])')
 
 
 def escaped(text: str) -> str:
-  """Returns plain text with code in backticks as Markdown: nothing else in it is emphasis, a link or HTML."""
+  """Returns plain text with code in backticks, also as links, as Markdown: nothing else is emphasis, a link or HTML."""
   return _CODE_OR_MARK.sub(lambda m: m[1] or (f'\\{m[2]}' if m[2] else html.escape(m[3])), text)
 
 
@@ -115,25 +115,46 @@ def settings() -> dict[str, str]:
            'Durations are text with a unit: `300 steps`, `20 epochs`, `1e6 examples`, or `10 %` of the run. A default '
            'of `()` is an empty list. Generated from `vit_jax/config/schema/`.', '',
            f'Sections with pages of their own: {links}.', '']
-  found = {'settings': '\n'.join([*lines, *_tables(part for part in every if part[0].split('.')[0] not in SECTIONS)])}
+  places = {part: _place(*part) for part in every}
+  found = {'settings': '\n'.join([*lines, *_tables((part for part in every if part[0].split('.')[0] not in SECTIONS),
+                                                   places)])}
   for section, what in SECTIONS.items():
     own = [part for part in every if part[0].split('.')[0] == section]
     found[f'settings_{section}'] = '\n'.join([f'# Settings: {section}', '', f'Settings of {what}. '
-                                              '[All sections](settings.md)', '', *_tables(own)])
+                                              '[All sections](settings.md)', '', *_tables(own, places)])
   return found
 
 
-def _tables(chosen: Iterable[tuple[str, type]]) -> Iterator[str]:
-  """The lines of the tables of some parts."""
+def _place(name: str, kind: type) -> str:
+  """The page and the anchor of the table of a part."""
+  section = name.split('.')[0]
+  anchor = re.sub(r'[^\w -]', '', _title(name, kind)).strip().lower().replace(' ', '-')
+  return f'settings{"_" + section if section in SECTIONS else ""}.md#{anchor}'
+
+
+def _title(name: str, kind: type) -> str:
+  return f'{name}: {kind.__name__}' if name else 'The run: Config'
+
+
+def _tables(chosen: Iterable[tuple[str, type]], places: Mapping[tuple[str, type], str]) -> Iterator[str]:
+  """The lines of the tables of some parts; `places` are those of all tables, to which the names of parts lead."""
   for name, kind in chosen:
-    title = f'{name}: {kind.__name__}' if name else 'The run: Config'
     told = describe.comments(kind)
     rows = [(f'`{f"{name}.{field.name}".lstrip(".")}`',
-             '; '.join(filter(None, [type_text(field.type), range_text(field)])),
+             '; '.join(filter(None, [_linked(field, name, places), range_text(field)])),
              f'`{_value(checks.default_of(field))}`', _about(field, told.get(field.name, '')))
             for field in dataclasses.fields(kind)]
-    yield from [f'## {title}', '', escaped(inspect.cleandoc(kind.__doc__ or '')), '',
+    yield from [f'## {_title(name, kind)}', '', escaped(inspect.cleandoc(kind.__doc__ or '')), '',
                 *table(('setting', 'type and limits', 'default', 'meaning'), rows)]
+
+
+def _linked(field: dataclasses.Field[Any], name: str, places: Mapping[tuple[str, type], str]) -> str:
+  """The type of a setting, in which the name of a part leads to its table."""
+  text = type_text(field.type)
+  for inner, suffix in _inside(field.type):
+    if place := places.get((f'{name}.{field.name}{suffix}'.lstrip('.'), inner)):
+      text = re.sub(rf'(?<!\[)`{inner.__name__.lower()}`', f'[`{inner.__name__.lower()}`]({place})', text)
+  return text
 
 
 def _parts(kind: type, name: str, seen: frozenset[type] = frozenset()) -> Iterator[tuple[str, type]]:
