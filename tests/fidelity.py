@@ -64,7 +64,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
             'timm, transformers', 'pooled features, tokens and logits, random weights',
             'weights/test_golden.py::test_outputs_are_those_of_the_reference',
             'weights/make_golden.py'),
-        Row('networks of the families of docs/reference/families.md', 'timm, transformers',
+        Row('networks of the families of docs/reference/weights.md', 'timm, transformers',
             'features, random weights', 'weights/test_golden_families.py::test_features_are_those_of_the_reference',
             'weights/make_golden_families.py'),
         Row('TIPS and TIPSv2', 'tips, on scenic', 'class and patch tokens at three sizes, random weights',

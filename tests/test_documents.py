@@ -17,8 +17,8 @@ from vit_jax.data import opening
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = blocks.PAGES
-OWN = sorted(path.stem for path in (ROOT / 'docs' / 'guides').glob('add_*.md'))
-"""Guides to code in a person's own files."""
+OWN = ROOT / 'docs' / 'guides' / 'extend.md'
+"""The guide to code in a person's own files."""
 LINK = re.compile(r'\[[^]]*\]\(([^)\s]+)\)|(?:src|href)="([^"]+)"')
 CODE = re.compile(r'^ *```[^\n]*\n(.*?)^ *```|`([^`\n]+)`', re.M | re.S)
 MODULE = re.compile(r'-m["\'\s,]+((?:vit_jax|configs|benchmarks|tests|launch)(?:\.\w+)+)')
@@ -97,32 +97,30 @@ def test_every_code_block_runs_or_says_why_not_and_is_valid() -> None:
   assert all(block.reason == '' or len(block.reason) > 10 for block in found)
 
 
-@pytest.mark.parametrize('name', OWN)
-def test_the_guides_of_own_code_run_as_printed_in_an_empty_folder(name: str) -> None:
-  page = ROOT / 'docs' / 'guides' / f'{name}.md'
-  found = list(blocks.read(page))
-  assert len(OWN) == 5 and {block.language for block in found} <= {'python', 'sh', 'text'}
-  assert all(block.runs and not block.flags for block in found if block.language != 'text')
-  assert any('vit-jax train' in block.text for block in found) and 'checkout' not in page.read_text()
+def test_the_guide_to_own_code_runs_as_printed_in_an_empty_folder() -> None:
+  found = list(blocks.read(OWN))
+  end = OWN.read_text().partition('\n## Training loop')[0].count('\n')  # from there on, it needs weights and photos
+  before = [block for block in found if block.line < end]
+  assert {block.language for block in found} == {'python', 'sh'} and len(found) - len(before) == 4
+  assert all(block.runs and not block.flags for block in found) and 'checkout' not in OWN.read_text()
+  assert any('vit-jax train' in block.text for block in before)
 
 
-@pytest.mark.parametrize('name', OWN)
-def test_the_code_of_a_guide_is_found_beside_its_config(
-    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_guide_is_found_beside_its_config(tmp_path: pathlib.Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(sys, 'path', [*sys.path])
   monkeypatch.chdir(tmp_path)
-  titles = [block.title for block in blocks.read(ROOT / 'docs' / 'guides' / f'{name}.md') if block.title and (
-      tmp_path / block.title).write_text(block.text)]
-  for title in titles:
-    if title.startswith('with_'):
-      config = files.load(title, [])
-      check.check(config)
-      assert engine.from_json(engine.to_json(config)) == config
-      own = [part for _, part in ranges.walk(config) if implementation.is_own_type(type(part))]
-      assert own and all(callable(implementation.of(part)) for part in own)
-    elif 'def opener(' in (tmp_path / title).read_text():
-      implementation.note_command_line(f'{title.removesuffix(".py")}:x')  # as the command line does
-      assert callable(opening.find_opener(f'{title.removesuffix(".py")}:x'))
+  for block in blocks.read(OWN):
+    if block.title:
+      (tmp_path / block.title).write_text(block.text)
+  config = files.load('with_own.py', [])
+  check.check(config)
+  assert engine.from_json(engine.to_json(config)) == config
+  own = [part for _, part in ranges.walk(config) if implementation.is_own_type(type(part))]
+  assert {type(part).__name__ for part in own} == {'Rotation', 'Sandwich', 'Centroid', 'Signum'}
+  assert all(callable(implementation.of(part)) for part in own)
+  implementation.note_command_line(config.data.source)  # as the command line does
+  assert callable(opening.find_opener(config.data.source))
 
 
 def test_the_problem_of_a_block_names_its_line(tmp_path: pathlib.Path) -> None:

@@ -32,6 +32,7 @@ CSS = """.md-grid { max-width: 80rem; }
 .md-typeset table:not([class]) { font-size: 0.7rem; }
 .md-typeset table:not([class]) :is(th, td) { min-width: 0; padding: 0.4em 0.8em; }
 .md-typeset table:not([class]) td:last-child { min-width: 10rem; }
+.md-typeset table:not([class]) td:first-child:nth-last-child(4) { min-width: 9rem; }
 .md-typeset table:not([class]) td:nth-child(3) { min-width: 5rem; }
 .md-typeset table code { white-space: nowrap; }
 .md-typeset table td:nth-child(n + 2) code { white-space: normal; overflow-wrap: break-word; word-break: normal; }

@@ -14,7 +14,7 @@ from vit_jax.config import files
 from vit_jax.jobs import listing
 from vit_jax.recipes import sizes
 
-PAGES = {'configs': 'config_names.md', 'models': 'models.md', 'weights': 'published_weights.md'}
+PAGES = {'configs': 'config_names.md', 'weights': 'published_weights.md'}
 REFERENCE = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'reference'
 COLUMNS = (listing.Column('name'), listing.Column('about'))
 

@@ -19,6 +19,7 @@ import pytest
 import vit_jax
 from vit_jax.commands import JOBS
 from vit_jax.config import files
+from vit_jax.recipes import sizes
 
 SITE = pathlib.Path(__file__).resolve().parents[2] / 'launch' / 'site'
 
@@ -38,7 +39,7 @@ def test_the_page_of_jobs_has_every_flag_with_its_range_and_default() -> None:
     assert job.summary in part
     for flag in job.flags.values():
       assert f'| `--{flag.name}` |' in part, (name, flag.name)
-  assert '| `--processes` | `N`, 1 to 1,024 | `1` | runs at the same time |' in text
+  assert '| `--processes` | `N`, 1 to 1,024 | `1` | Runs at the same time. |' in text
 
 
 def all_settings() -> str:
@@ -83,14 +84,38 @@ def test_brackets_of_a_cell_are_no_link() -> None:
 
 def test_a_setting_is_described_by_type_range_unit_default_and_comment() -> None:
   text = all_settings()
-  for row in ('| `image_px` | 2 times: whole number; 1 to 65535 px | `(224, 224)` | height, width |',
-              '| `model.gelu` | `tanh`, `exact`', "| `train.log_every` | text; duration, not 0 | `'50 steps'`",
-              '| `optimizer.lr` | number; at least 0 | `0.001` | at the peak of the schedule |'):
+  for row in ('| `image_px` | 2 whole numbers, with commas; 1 to 65535 px | `224,224` |',
+              '| `model.gelu` | `tanh`, `exact`', '| `train.log_every` | text; duration, not 0 | `50 steps` |',
+              '| `optimizer.lr` | number; at least 0 | `0.001` |', ' `bicubic`: '):
     assert row in text
+
+
+@pytest.mark.parametrize(('comment', 'wanted'), [
+    ('height, width', 'Height, width.'), ('a metric, such as test/top1', 'A metric, such as test/top1.'), ('', ''),
+    ('It is read.', 'It is read.'), ('0 = off', '0 = off.'), ('timm and others', 'timm and others.'),
+    ('digits | synthetic', 'digits | synthetic.'), ('test/top1 is best', 'test/top1 is best.'),
+    ('r, the size', 'r, the size.'),
+    ('wds: the extension', 'wds: the extension.'), ('of a probe: what it sees', 'Of a probe: what it sees.')])
+def test_a_comment_is_shown_as_a_sentence(comment: str, wanted: str) -> None:
+  assert load('reference').sentence(comment) == wanted
+
+
+def test_notes_of_settings_and_flags_begin_with_a_capital_letter_or_a_name() -> None:
+  rows = re.findall(r'^\| `[^`]+` .* \| ([^|]+) \|$', all_settings() + load('reference').jobs(), re.M)
+  assert len(rows) > 600
+  assert [row for row in rows if not row.endswith(('.', '!', '?', ':', '…'))] == []
+  assert sum(row[0].islower() for row in rows) < 25
 
 
 def test_every_setting_has_a_meaning() -> None:
   assert re.findall(r'^\| `([^`]+)`.*\|  \|$', all_settings(), re.M) == []
+
+
+def test_the_page_of_networks_is_up_to_date_and_has_every_name() -> None:
+  page = (SITE.parents[1] / 'docs' / 'reference' / 'models.md').read_text()
+  assert page == load('reference').models(), 'python launch/site/reference.py models > docs/reference/models.md'
+  found = re.findall(r'(?m)^\| ([^ |]+)(?: \(\d+ px\))? \| [\d,.]+ \| [\d,.]+ \|$', page)
+  assert sorted(found) == sorted(sizes.names()) and len(found) > 100
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -209,7 +234,7 @@ def test_the_first_page_has_three_pictures_and_five_ways_to_begin() -> None:
   ways = re.findall(r'^- \*\*\[([^]]+)\]\(([\w/]+\.md)\)\*\*$', page, re.M)
   assert len(set(pictures)) == 3 and len(ways) == 5
   assert [path for _, path in ways] == ['tutorials/own_images.md', 'tutorials/finetuning.md', 'tutorials/pod.md',
-                                        'guides/convert.md', 'guides/own_loop.md']
+                                        'guides/convert.md', 'guides/extend.md']
 
 
 @pytest.mark.slow(reason='builds the site twice')

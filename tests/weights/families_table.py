@@ -1,4 +1,4 @@
-"""Prints the table of `docs/reference/families.md`: the largest difference of features from timm or transformers.
+"""Prints the largest difference of features from timm or transformers, which `docs/reference/weights.md` sums up.
 
 python -m tests.weights.families_table
 """

@@ -136,7 +136,7 @@ def _by_network(name: str) -> Known | None:
 def _found(facts: Facts) -> Known:
   if facts.refused:
     raise UserError(f'{facts.name}: expected a network that is available here, got one with {facts.refused}. Use other '
-                    'weights; docs/reference/families.md lists the families.')
+                    'weights; docs/reference/weights.md lists the families.')
   return Known(facts.hints, (PreprocessRule(f'the name {facts.name}', facts.values),))
 
 
