@@ -147,8 +147,8 @@ def test_state_is_split_over_fsdp(no_compiler: None) -> None:
 
 def test_an_fsdp_size_that_divides_no_dimension_is_reported(no_compiler: None) -> None:
   found = plan.make(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'mesh.fsdp=256', 'model.width=1664'))
-  assert found.whole_bytes > 2**27 and 'mesh.fsdp=256 does not divide their dimensions' in table.verdict(found)
-  assert plan.make(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'mesh.fsdp=128')).whole_bytes < 2**25
+  assert found.replicated_bytes > 2**27 and 'mesh.fsdp=256 does not divide their dimensions' in table.verdict(found)
+  assert plan.make(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'mesh.fsdp=128')).replicated_bytes < 2**25
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, given: compile.Answer) -> plan.Plan:

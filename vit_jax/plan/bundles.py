@@ -32,7 +32,7 @@ _UNKNOWN = -1  # the trip count of a loop whose test compares with a register
 
 
 class Count(NamedTuple):
-  """Cycles of one call of an operation. `unknown_loops`, whose trip count is not in the text, count as one iteration."""
+  """Cycles of one call of an operation. Loops whose trip count is not in the text are counted as one iteration."""
   cycles: int
   unknown_loops: int = 0
 

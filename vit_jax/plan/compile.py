@@ -2,8 +2,8 @@
 
 `ask` starts the process with the environment that the compiler needs before jax is imported (`topologies.environment`),
 so that the devices of this machine and the libraries of absent devices do not affect each other. In that process,
-`main` calls `measure`, which builds the train step, and `examine`, which compiles it and returns the `Answer`. Benchmarks
-compile programs of their own with `in_process`, `main` and `examine`.
+`main` calls `measure`, which builds the train step, and `examine`, which compiles it and returns the `Answer`.
+Benchmarks compile other programs with `in_process`, `main` and `examine`.
 """
 from __future__ import annotations
 

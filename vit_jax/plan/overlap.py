@@ -143,9 +143,10 @@ class _Core:
     """Returns, by the name of each continuation fusion of a computation, the fusion whose collective it continues."""
     previous_by_name = {}
     for instruction in self._program.instructions(computation):
-      if instruction.opcode == 'fusion':
-        if previous := compiled.find_continued(self._program, instruction, computation):
-          previous_by_name[instruction.name] = previous
+      is_fusion = instruction.opcode == 'fusion'
+      previous = compiled.find_continued(self._program, instruction, computation) if is_fusion else ''
+      if previous:
+        previous_by_name[instruction.name] = previous
     return previous_by_name
 
   def _run_called(self, instruction: Instruction, computation: str, times: int) -> None:
