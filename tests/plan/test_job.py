@@ -58,7 +58,7 @@ def subject(config: str, topology: str, *overrides: str) -> plan.Subject:
 
 def answer(peak_gib: float = 1., cycles: int = 94_000_000, sent: int = 70_000_000) -> compile.Answer:
   costs = compiled.NOTHING._replace(cycles=cycles, collectives=[compiled.Collective('all-reduce', 3, sent, sent)])
-  return compile.Answer(None, 2**29, 2**29, int(peak_gib * 2**30), costs, 1., 2., 'TPU v3')
+  return compile.Answer(None, 2**29, 2**29, int(peak_gib * 2**30), costs, 1., 2.)
 
 
 @pytest.fixture

@@ -62,7 +62,6 @@ class Answer(NamedTuple):
   costs: compiled.Costs = compiled.NOTHING
   lower_s: float = 0.
   compile_s: float = 0.
-  device_kind: str = ''
   operations: Sequence[compiled.Operation] = ()
   schedule: schedule.Schedule | None = None
   waits: Sequence[overlap.Wait] | None = None
@@ -133,13 +132,11 @@ def measure(request: Request, dump: pathlib.Path) -> Answer:
   parts = build.parts(request.config, mesh=meshes.make(request.config.mesh, devices),
                       num_examples=request.num_examples, num_classes=request.num_classes, in_memory=request.in_memory)
   program, batch = parts.program, build.abstract_batch(request.config)
-  return examine(lambda: program.step_fn.lower(program.abstract_state, batch), topology, dump,
-                 kind=devices[0].device_kind)
+  return examine(lambda: program.step_fn.lower(program.abstract_state, batch), topology, dump)
 
 
-def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topology, dump: pathlib.Path, *,
-            kind: str) -> Answer:
-  """Compiles the program that `lower` returns for devices of a `kind`, and reads its report."""
+def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topology, dump: pathlib.Path) -> Answer:
+  """Compiles the program that `lower` returns, and reads its report, the compiler's dump included."""
   import jax
   start_s = time.monotonic()
   lowered = lower()
@@ -152,7 +149,7 @@ def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topolo
     overflow = compiled.overflow(str(error))
     if overflow is None:
       raise
-  answer = Answer(overflow, lower_s=lowered_at_s - start_s, compile_s=time.monotonic() - lowered_at_s, device_kind=kind)
+  answer = Answer(overflow, lower_s=lowered_at_s - start_s, compile_s=time.monotonic() - lowered_at_s)
   if overflow:
     return answer
   print(f'{_STAGE}reading the compiled program', flush=True)
