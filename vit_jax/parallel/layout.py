@@ -407,8 +407,7 @@ def _explain_choice(option: _Option, names: Collection[str], hardware: Hardware,
   """Returns the rest of the first line about a chosen layout, and lines on its memory and its kernels."""
   config = option.config
   set_names = [name for name in AUTO if name not in names and _value(config, name) not in (None, *XLA.values())]
-  state_gib = (sizes.state + sizes.gradients) / GIB
-  num_parts = config.mesh.fsdp * config.mesh.tensor
+  state_gib, num_parts = (sizes.state + sizes.gradients) / GIB, config.mesh.fsdp * config.mesh.tensor
   lines = [f'. Set in the config: {", ".join(set_names)}.' if set_names else '.',
            f'  State and gradients take {state_gib / num_parts:.2f} GiB a device'
            + (f' ({state_gib:.2f} GiB if replicated)' if num_parts > 1 else '')

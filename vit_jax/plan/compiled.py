@@ -126,20 +126,19 @@ def _enclosing_functions(loop: Instruction) -> str:
 
 def continues(program: hlo.Program, visit: Visit) -> bool:
   """Returns whether an instruction continues a collective that one of its operands has started."""
-  instruction = visit.instruction
-  if instruction.opcode == 'fusion':
-    return bool(find_continued(program, instruction, visit.computation))
-  return instruction.opcode.endswith(('-update', '-done'))
+  if visit.instruction.opcode.endswith(('-update', '-done')):
+    return True
+  return bool(find_continued(program, visit.instruction, visit.computation))
 
 
 def find_continued(program: hlo.Program, fusion: Instruction, computation: str) -> str:
-  """Returns the name of the fusion whose collective another fusion continues; '' if there is none.
+  """Returns the name of the fusion whose collective another fusion continues; '' if there is none, or it is no fusion.
 
   The TPU compiler writes an asynchronous collective several times: in the fusion that starts it, in the fusions of the
   work beside it, and in the fusion that waits for it. Each of them has the one before as an operand. Channels and names
   do not show this: all collectives of `shard_map` have one channel, and the copies have different names.
   """
-  started = started_in(program, fusion)
+  started = started_in(program, fusion) if fusion.opcode == 'fusion' else set()
   for operand in fusion.operands if started else ():
     before = program.producer(computation, operand)
     if before is not None and before.opcode == 'fusion' and started & started_in(program, before):

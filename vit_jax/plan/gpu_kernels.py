@@ -79,8 +79,11 @@ class Clock:
     num_bytes = self._traffic.num_bytes(instruction, computation)
     phase, _ = compiled.locate(instruction)
     target = _target(instruction)
-    if 'fmha' in target:
-      flops, rate = _attention(instruction, is_backward='Backward' in target)
+    if 'fmha' in target:  # attention of cuDNN, whose first result is `[B, A, N, K]`
+      batch, heads, tokens, width = hlo.arrays(instruction.type)[0].shape
+      is_backward = 'Backward' in target
+      flops = 4 * batch * heads * tokens**2 * width * (BACKWARD_PRODUCTS if is_backward else 1)
+      rate = ATTENTION[is_backward]
       kind = 'attention'
     else:
       flops, dtype = self._products(instruction, computation)
@@ -119,14 +122,6 @@ def _target(instruction: Instruction) -> str:
   """Returns the function that a custom call runs, such as `__cudnn$fmhaSoftmax`; '' for another instruction."""
   target = _TARGET.search(instruction.text)
   return target[1] if target else ''
-
-
-def _attention(instruction: Instruction, *, is_backward: bool) -> tuple[float, float]:
-  """Returns FLOPs and rate of a call of cuDNN, whose first result is `[B, A, N, K]`."""
-  batch, heads, tokens, width = hlo.arrays(instruction.type)[0].shape
-  flops = 4 * batch * heads * tokens**2 * width
-  forward_rate, backward_rate = ATTENTION
-  return (flops * BACKWARD_PRODUCTS, backward_rate) if is_backward else (flops, forward_rate)
 
 
 def _kind_without_products(instruction: Instruction) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -109,8 +109,8 @@ class _Core:
     self._now_s = 0.
     self._free_s = [0., 0.]  # when the links of each direction are free
     self.calls: Counter[str] = Counter()
-    self.transfer_s: dict[str, float] = {}
-    self.waiting_s: dict[str, float] = {}
+    self.transfer_s: dict[str, float] = defaultdict(float)
+    self.waiting_s: dict[str, float] = defaultdict(float)
 
   def run(self, computation: str, times: int) -> None:
     """Runs a computation once, as one of so many `times`, and waits for the collectives that are left at its end.
@@ -118,18 +118,23 @@ class _Core:
     `flights` has the collectives that have begun, by the name of the instruction that holds them at the time.
     """
     flights: dict[str, _Flight] = {}
-    previous_by_name = self._find_previous_fusions(computation)
+    instructions = self._program.instructions(computation)
+    # For each continuation fusion, the fusion whose collective it continues; '' for all other instructions.
+    previous_by_name = {instruction.name: compiled.find_continued(self._program, instruction, computation)
+                        for instruction in instructions}
     continued_names = set(previous_by_name.values())
-    for instruction in self._program.instructions(computation):
-      previous = previous_by_name.get(instruction.name)
+    for instruction in instructions:
+      previous = previous_by_name[instruction.name]
       has_next = instruction.name in continued_names
       if instruction.opcode in ('while', 'conditional', 'call'):
         self._run_called(instruction, computation, times)
       elif instruction.opcode.endswith(('-update', '-done')):
         self._advance(instruction, flights, times)
-      elif previous in flights:
+      elif previous in flights:  # the collective advances beside the work of the fusion
         flight = flights.pop(previous)
-        self._continue(flight, self._seconds(instruction, computation))
+        work_s = self._seconds(instruction, computation)
+        flight.left_s = max(0., flight.left_s - work_s)
+        self._now_s += work_s
         if has_next:
           flights[instruction.name] = flight
         else:
@@ -138,16 +143,6 @@ class _Core:
         flights |= self._start(instruction, computation, has_next, times)
     for flight in flights.values():
       self._wait(flight, times)
-
-  def _find_previous_fusions(self, computation: str) -> dict[str, str]:
-    """Returns, by the name of each continuation fusion of a computation, the fusion whose collective it continues."""
-    previous_by_name = {}
-    for instruction in self._program.instructions(computation):
-      is_fusion = instruction.opcode == 'fusion'
-      previous = compiled.find_continued(self._program, instruction, computation) if is_fusion else ''
-      if previous:
-        previous_by_name[instruction.name] = previous
-    return previous_by_name
 
   def _run_called(self, instruction: Instruction, computation: str, times: int) -> None:
     """Runs the body of a loop once, and lets its iterations take as often as long; or runs what is called."""
@@ -166,7 +161,7 @@ class _Core:
     for transfer in self._transfers(instruction, computation):
       kind = transfer.kind
       self.calls[kind] += times
-      self.transfer_s[kind] = self.transfer_s.get(kind, 0.) + times * transfer.seconds
+      self.transfer_s[kind] += times * transfer.seconds
       is_prepared_only = instruction.opcode == 'custom-call-start' and not instruction.operands
       if has_next or is_prepared_only:
         flights[instruction.name] = _Flight(transfer)
@@ -176,11 +171,6 @@ class _Core:
         self._wait(_Flight(transfer, self._send(transfer)), times)
     self._now_s += self._seconds(instruction, computation)
     return flights
-
-  def _continue(self, flight: _Flight, work_s: float) -> None:
-    """Runs the work of a continuation fusion, beside which the collective advances."""
-    flight.left_s = max(0., flight.left_s - work_s)
-    self._now_s += work_s
 
   def _advance(self, instruction: Instruction, flights: dict[str, _Flight], times: int) -> None:
     """Runs an update, which hands over the data of a collective, or a done, which waits for it."""
@@ -204,8 +194,7 @@ class _Core:
   def _wait(self, flight: _Flight, times: int) -> None:
     """Lets the core wait for the rest of a collective."""
     rest_s = flight.left_s if flight.end_s is None else max(0., flight.end_s - self._now_s)
-    kind = flight.transfer.kind
-    self.waiting_s[kind] = self.waiting_s.get(kind, 0.) + times * rest_s
+    self.waiting_s[flight.transfer.kind] += times * rest_s
     self._now_s += rest_s
 
   def _transfers(self, instruction: Instruction, computation: str) -> Iterator[_Transfer]:

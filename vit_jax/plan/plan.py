@@ -262,6 +262,8 @@ class Plan:
     step_ms, both_ms = self.step_ms, self.step_ms_with_collectives
     config, topology, report = self.parts.config, self.subject.topology, self.report
     is_compiled = self.answer is not None
+    times_by_kind = {wait.kind: {'ms': wait.ns / 1e6, 'exposed_ms': wait.exposed_ns / 1e6}
+                     for wait in report.waits or ()}
 
     def at(figure: Callable[[float], float], ms: float | None) -> float | None:
       return None if ms is None else figure(ms)
@@ -292,7 +294,8 @@ class Plan:
         'lengths': [{'tokens': length, 'microbatches': plan.parts.config.train.microbatches,
                      'peak_gib_per_device': plan.peak_gib, 'estimated_step_ms': plan.step_ms}
                     for length, plan in self.of_lengths.items()],
-        'collectives': self._collectives_to_json(),
+        'collectives': [{'kind': row.kind, 'count': row.calls, 'bytes': row.num_bytes, 'sent_bytes': row.sent_bytes,
+                         **times_by_kind.get(row.kind, {})} for row in report.costs.collectives],
         'operations': [operation._asdict() for operation in report.operations],
         'kernels_by_kind': [kind._asdict() for kind in report.kinds],
         'uncounted_kernels': {kernel.name: kernel.calls for kernel in self.uncounted},
@@ -300,18 +303,6 @@ class Plan:
         'lower_s': report.lower_s if is_compiled else None, 'compile_s': report.compile_s if is_compiled else None,
         'overflow': report.overflow._asdict() if report.overflow else None, 'versions': versions(),
         'date': time.strftime('%Y-%m-%d')}
-
-  def _collectives_to_json(self) -> list[dict[str, Any]]:
-    """Returns the collectives by kind, with their times if there is a schedule."""
-    rows = []
-    wait_by_kind = {wait.kind: wait for wait in self.report.waits or ()}
-    for collective in self.report.costs.collectives:
-      row = {'kind': collective.kind, 'count': collective.calls, 'bytes': collective.num_bytes,
-             'sent_bytes': collective.sent_bytes}
-      if wait := wait_by_kind.get(collective.kind):
-        row |= {'ms': wait.ns / 1e6, 'exposed_ms': wait.exposed_ns / 1e6}
-      rows.append(row)
-    return rows
 
 
 def lay_out(subject: Subject) -> Subject:

@@ -14,6 +14,7 @@ counted separately, and their time is in neither estimate.
 """
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -47,7 +48,7 @@ class Traffic:
 
   def __init__(self, program: hlo.Program, space: str = '', slices: Sequence[str] = ('dynamic-slice',)) -> None:
     self._program, self._space, self._slices = program, space, slices
-    self._sliced_bytes: dict[tuple[str, int], int | None] = {}  # by computation and index of the parameter
+    self._read_by_slices = functools.cache(self._count_slices)  # several fusions may call a computation
 
   def num_bytes(self, instruction: Instruction, computation: str) -> int:
     """Returns the bytes that an instruction of `computation` reads and writes."""
@@ -69,14 +70,9 @@ class Traffic:
         return min(size, array_bytes(inside[root.operands[1]].type, space=EVERYWHERE))
     return size
 
-  def _read_by_slices(self, fused: str, index: int) -> int | None:
+  def _count_slices(self, fused: str, index: int) -> int | None:
     """Returns the bytes that a fused computation reads of a parameter by slices; None if it reads all of it."""
-    if (fused, index) not in self._sliced_bytes:
-      self._sliced_bytes[fused, index] = self._count_slices(self._program.instructions(fused), index)
-    return self._sliced_bytes[fused, index]
-
-  def _count_slices(self, inside: Sequence[Instruction], index: int) -> int | None:
-    """Does the work of `_read_by_slices`, which caches the results."""
+    inside = self._program.instructions(fused)
     names = set()  # of the parameter, and of bitcasts of it
     for instruction in inside:
       parameter = _PARAMETER.search(instruction.text)
