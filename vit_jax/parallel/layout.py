@@ -170,7 +170,7 @@ def plain(config: schema.Config) -> schema.Config:
 def _kernels(config: schema.Config, hardware: Hardware) -> kernels.Choice:
   """Returns the kernels that rule 8 chooses."""
   return kernels.choose(config.model, platform=hardware.platform, name=hardware.name, capability=hardware.capability,
-                        is_native=_is_native(config), num_tokens=_num_tokens(config))
+                        is_native=bool(config.data.recipe.native_lengths), num_tokens=_num_tokens(config))
 
 
 def _num_tokens(config: schema.Config) -> int:
@@ -179,11 +179,6 @@ def _num_tokens(config: schema.Config) -> int:
   if not isinstance(model, schema.ViT):
     return 0
   return math.prod(side // model.patch for side in config.image_px) + model.num_extra
-
-
-def _is_native(config: schema.Config) -> bool:
-  """Returns whether training is on images at their own aspect."""
-  return bool(config.data.recipe.native_lengths)
 
 
 def _unused_kernels(config: schema.Config, hardware: Hardware) -> dict[str, str]:
@@ -196,7 +191,7 @@ def _unused_kernels(config: schema.Config, hardware: Hardware) -> dict[str, str]
   if attention.platform:
     problems[f'attention.kernel={attention.value}'] = kernels.attention_problem(
         model, attention, platform=hardware.platform, name=hardware.name, capability=hardware.capability or math.inf,
-        is_native=_is_native(config), num_tokens=_num_tokens(config))
+        is_native=bool(config.data.recipe.native_lengths), num_tokens=_num_tokens(config))
   if model.mlp.kernel is MlpKernel.FUSED:
     problems['mlp.kernel=fused'] = kernels.mlp_problem(model, hardware.name)
   return {name: problem for name, problem in problems.items() if problem}

@@ -105,7 +105,7 @@ def _aliases() -> dict[str, str]:
 
   Of several grids with as many chips, a name stands for the most compact one, in which neighbors are nearest.
   """
-  name_by_alias = {}
+  name_by_alias: dict[str, str] = {}
   for kind, grids in GRIDS.items():
     nicknames = [nickname for nickname, chip in NICKNAMES.items() if chip == kind]
     for grid in reversed(grids):  # the first of equal sizes is the most compact one
