@@ -87,7 +87,7 @@ def read(text: str, *, num_devices: int) -> Costs:
   program = hlo.parse(text)
   cycles, unknown_loops, unknown_cycles = 0, 0, 0
   sources: dict[str, None] = {}
-  collectives: Counter[str] = Counter()
+  calls: Counter[str] = Counter()  # of collectives, by kind
   result_bytes: Counter[str] = Counter()
   sent_bytes: Counter[str] = Counter()
   kernels: Counter[str] = Counter()
@@ -102,14 +102,14 @@ def read(text: str, *, num_devices: int) -> Costs:
     if instruction.opcode == 'while' and program.trips(instruction, visit.computation) is None:
       unknown_loops += 1
       sources[_enclosing_functions(instruction)] = None
-    one = collective(instruction, visit.computation, num_devices)
-    if one and not any(continues(program, caller) for caller in visit.callers()):
-      collectives[one.kind] += visit.times
-      result_bytes[one.kind] += visit.times * one.num_bytes
-      sent_bytes[one.kind] += visit.times * one.sent_bytes
+    call = collective(instruction, visit.computation, num_devices)
+    if call and not any(continues(program, caller) for caller in visit.callers()):
+      calls[call.kind] += visit.times
+      result_bytes[call.kind] += visit.times * call.num_bytes
+      sent_bytes[call.kind] += visit.times * call.sent_bytes
   return Costs(cycles, Unknown(unknown_loops, unknown_cycles, list(sources)),
-               [Collective(kind, collectives[kind], result_bytes[kind], sent_bytes[kind])
-                for kind in (*KINDS, BETWEEN_SLICES) if kind in collectives],
+               [Collective(kind, calls[kind], result_bytes[kind], sent_bytes[kind])
+                for kind in (*KINDS, BETWEEN_SLICES) if kind in calls],
                [Kernel(*row) for row in kernels.items()])
 
 

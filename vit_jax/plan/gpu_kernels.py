@@ -83,7 +83,7 @@ class Clock:
       batch, heads, tokens, width = hlo.arrays(instruction.type)[0].shape
       is_backward = 'Backward' in target
       flops = 4 * batch * heads * tokens**2 * width * (BACKWARD_PRODUCTS if is_backward else 1)
-      rate = ATTENTION[is_backward]
+      rate = ATTENTION[1 if is_backward else 0]
       kind = 'attention'
     else:
       flops, dtype = self._products(instruction, computation)

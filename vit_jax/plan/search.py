@@ -163,15 +163,15 @@ def _try(plan: plans.Plan, candidate: Candidate) -> Tried:
 
 def best(tried: list[Tried]) -> Tried | None:
   """Returns the fastest candidate that fits; None if none fits."""
-  fitting = [one for one in tried if one.step_ms is not None]
-  return min(fitting, key=lambda one: one.step_ms or 0., default=None)
+  fitting = [attempt for attempt in tried if attempt.step_ms is not None]
+  return min(fitting, key=lambda attempt: attempt.step_ms or 0., default=None)
 
 
 def render(tried: list[Tried]) -> str:
   """Returns a table of what was tried, and the settings of the fastest."""
-  rows = [(one.candidate.name, f'{one.plan.peak_gib:.2f}' if one.plan else '-', one.step_text, one.note)
-          for one in tried]
-  num_compiled = sum(one.plan is not None for one in tried)
+  rows = [(attempt.candidate.name, f'{attempt.plan.peak_gib:.2f}' if attempt.plan else '-', attempt.step_text,
+           attempt.note) for attempt in tried]
+  num_compiled = sum(attempt.plan is not None for attempt in tried)
   fastest = best(tried)
   if fastest is None:
     summary = (f'None of the {num_compiled} compiled candidates fits. Use more devices, a smaller batch_size or a '
@@ -187,6 +187,6 @@ def to_json(tried: list[Tried]) -> dict[str, Any]:
   """Returns the part of `plan.json` about a search: everything tried, and the flags of the fastest; '' if none fits."""
   fastest = best(tried)
   return {'flags': fastest.candidate.flags() if fastest else '', 'tried': [
-      {'settings': one.candidate.name, 'fits': one.fits, 'note': one.note,
-       'peak_gib_per_device': one.plan.peak_gib if one.plan else None, 'step_ms_with_collectives': one.step_ms}
-      for one in tried]}
+      {'settings': attempt.candidate.name, 'fits': attempt.fits, 'note': attempt.note,
+       'peak_gib_per_device': attempt.plan.peak_gib if attempt.plan else None,
+       'step_ms_with_collectives': attempt.step_ms} for attempt in tried]}
