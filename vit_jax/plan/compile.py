@@ -101,10 +101,10 @@ def in_process(module: str, request: Any, topology: topologies.Topology) -> Answ
         tail = ('the process was killed, probably because this machine ran out of memory. A full-size model needs a '
                 'few GiB.')
       raise UserError(f'Compiling for {topology.label} failed (status {status}):\n{tail}')
-    answer = pickle.loads(answer_file.read_bytes())
-  if isinstance(answer, UserError):
-    raise answer
-  return answer
+    content = pickle.loads(answer_file.read_bytes())
+  if isinstance(content, UserError):
+    raise content
+  return Answer(**content)
 
 
 def _run(command: list[str], environment: dict[str, str]) -> tuple[int, list[str]]:
@@ -219,14 +219,13 @@ def times(text: str, counts: Mapping[str, bundles.Count],
 def main(request_file: str, answer_file: str, dump: str, *,
          by: Callable[[Any, pathlib.Path], Answer] = measure) -> None:
   """Runs the child process: reads a request, and writes the answer of `by`, or a `UserError` that it raises."""
-  answer: Answer | UserError
-  try:
-    answer = by(pickle.loads(pathlib.Path(request_file).read_bytes()), pathlib.Path(dump))
+  content: dict[str, Any] | UserError
+  try:  # a dict of the fields, because the parent could not unpickle the class `Answer` of the module `__main__`
+    content = by(pickle.loads(pathlib.Path(request_file).read_bytes()), pathlib.Path(dump))._asdict()
   except UserError as error:
-    answer = UserError(str(error))
-  pathlib.Path(answer_file).write_bytes(pickle.dumps(answer))
+    content = UserError(str(error))
+  pathlib.Path(answer_file).write_bytes(pickle.dumps(content))
 
 
 if __name__ == '__main__':
-  from vit_jax.plan import compile as importable  # the classes of `__main__` could not be unpickled by the parent
-  importable.main(*sys.argv[1:])
+  main(*sys.argv[1:])
