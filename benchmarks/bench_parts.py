@@ -237,4 +237,4 @@ def _device_bytes() -> float:
       rows = dict(line.split(':') for line in file)
     return 1024. * int(rows['MemAvailable'].split()[0]) / jax.local_device_count()
   kinds = [chip for name, chip in topologies.CHIPS.items() if name in device.device_kind.lower()]
-  return (kinds[0].hbm_gib if kinds else 8.) * topologies.GIB
+  return (kinds[0].hbm_gib if kinds else 8.) * 2**30

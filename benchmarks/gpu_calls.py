@@ -102,9 +102,11 @@ def profiled(row: str, steps: int, folder: pathlib.Path, card: str) -> str:
   program = hlo.parse(compiled.text)
   clock = gpu_kernels.Clock(program, topologies.CHIPS[card].hbm_bytes_s)
   sums: dict[str, list[float]] = collections.defaultdict(lambda: [0., 0., 0.])
-  for one, within, times in gpu_kernels.run(program):
-    if kernel := clock.kernel(one, within):
-      for i, value in enumerate((times, 1e3 * times * kernel.seconds, measured.pop(one.name, 0.) / 1e6)):
+  for visit in program.walk():
+    kernel = None if visit.is_inside('fusion') else clock.kernel(visit.instruction, visit.computation)
+    if kernel:
+      measured_ms = measured.pop(visit.instruction.name, 0.) / 1e6
+      for i, value in enumerate((visit.times, 1e3 * visit.times * kernel.seconds, measured_ms)):
         sums[kernel.kind][i] += value
   sums['in no instruction of the program'][2] = sum(measured.values()) / 1e6
   sums['all'] = [sum(row[i] for row in sums.values()) for i in range(3)]

@@ -75,7 +75,7 @@ def measure(request: Request, dump: pathlib.Path) -> compile.Answer:
   """Compiles in this process, whose environment must have been set, with the compiler's dump in the folder `dump`."""
   topology = topologies.parse(request.topology)
   devices = topologies.open_devices(topology)
-  return compile.examine(lambda: lower(request, devices), topology, dump, kind=devices[0].device_kind)
+  return compile.examine(lambda: lower(request, devices), topology, dump)
 
 
 def lower(request: Request, devices: Any) -> jax.stages.Lowered:

@@ -53,7 +53,7 @@ def measure(request: Request, dump: pathlib.Path) -> compile.Answer:
   """Compiles in this process, whose environment must have been set, with the compiler's dump in the folder `dump`."""
   topology = topologies.parse(request.topology)
   device = topologies.open_devices(topology)[0]
-  return compile.examine(lambda: lower(request, device), topology, dump, kind=device.device_kind)
+  return compile.examine(lambda: lower(request, device), topology, dump)
 
 
 def lower(request: Request, device: jax.Device) -> jax.stages.Lowered:

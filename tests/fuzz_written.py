@@ -274,8 +274,9 @@ def make_plan(folder: pathlib.Path) -> None:
 
 
 def read_plan(folder: pathlib.Path) -> Any:
+  from vit_jax.jobs import build
   from vit_jax.plan import study
-  program = study.Program(config(), (100, 10, True), {'a': 5})
+  program = study.Program(config(), build.Numbers(100, 10, True), {'a': 5})
   row = study.Row(program, study.read(folder / 'plan.json'), '')
   return [study._cells(row), study._total([row]), study._problems([row])]
 

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from vit_jax.config import schema
 from vit_jax.parallel import mesh
-from vit_jax.plan import compiled
+from vit_jax.plan import compiled, hlo
 
 # A loop of 5 around a loop of 3; cycles inside a fusion are those of the fusion. Bytes: 4 x 8 x 4 = 128.
 TEXT = """HloModule jit_step, is_scheduled=true
@@ -254,4 +254,4 @@ def test_cycles_are_those_of_fusions_times_the_trips_of_their_loop() -> None:
     ('jit(step)/jit(_where)/select_n', ('update', '_where/select_n')),
     ('jit(step)', ('update', 'step'))])
 def test_a_place_has_a_phase_and_the_names_of_modules(source: str, expected: tuple[str, str]) -> None:
-  assert compiled.place(source) == expected
+  assert compiled.locate(hlo.Instruction('x', 'add', 'f32[]', f'metadata={{op_name="{source}"}}', False)) == expected

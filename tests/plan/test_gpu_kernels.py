@@ -63,7 +63,7 @@ def memory_ns(num_bytes: float) -> float:
 
 def test_each_kernel_takes_the_time_of_its_operations_or_of_its_bytes() -> None:
   text, _ = gpu_kernels.annotate(TEXT, BANDWIDTH)
-  cycles = {one.name: one.cycles for rows in hlo.parse(text).computations.values() for one in rows}
+  cycles = {one.name: one.cycles for rows in hlo.parse(text).computations.values() for one in rows.values()}
   product = 1e9 * (gpu_kernels.LAUNCH_S + 2 * 4096**3 / gpu_kernels.PRODUCTS['bf16'])
   attention = memory_ns(4 * 8 * 12 * 198 * 64 * 2 + 8 * 12 * 198 * 4)  # more than its operations take
   assert cycles['product'] == pytest.approx(product, abs=1) and cycles['attention'] == pytest.approx(attention, abs=1)

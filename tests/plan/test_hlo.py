@@ -39,7 +39,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 def trips(first: str = '0', bound: str = '8', step: str = '1', direction: str = 'LT') -> int | None:
   text = TEXT.replace('FIRST', first).replace('BOUND', bound).replace('STEP', step).replace('DIRECTION', direction)
   program = hlo.parse(text)
-  (loop,) = (one for one in program.computations[program.entry] if one.opcode == 'while')
+  (loop,) = (one for one in program.instructions(program.entry) if one.opcode == 'while')
   return program.trips(loop, program.entry)
 
 
@@ -58,7 +58,7 @@ def test_a_loop_without_a_counter_has_no_known_trips() -> None:
 def test_operands_are_named_in_order_whatever_stands_between() -> None:
   program = hlo.parse('ENTRY %main (a: f32[]) -> f32[] {\n  ROOT %t = (f32[2]{0:T(8)}, /*index=1*/f32[]) '
                       'tuple(%a.1, /*index=1*/%b-2), metadata={op_name="jit(step)/f(x)"}\n}')
-  (one,) = program.computations['main']
+  (one,) = program.instructions('main')
   assert one.operands == ['a.1', 'b-2'] and one.is_root and one.source == 'jit(step)/f(x)'
 
 
@@ -68,6 +68,6 @@ def test_a_loop_that_ends_by_its_data_is_seen_in_the_text_of_this_machines_compi
 
   text = jax.jit(halve).lower(jax.ShapeDtypeStruct((), jnp.float32)).compile().as_text() or ''
   program = hlo.parse(text)
-  found = [program.trips(one, name) for name, body in program.computations.items() for one in body
+  found = [program.trips(one, name) for name, body in program.computations.items() for one in body.values()
            if one.opcode == 'while']
   assert sorted(found, key=str) == [7, None]

@@ -58,7 +58,7 @@ def subject(config: str, topology: str, *overrides: str) -> plan.Subject:
 
 def answer(peak_gib: float = 1., cycles: int = 94_000_000, sent: int = 70_000_000) -> compile.Answer:
   costs = compiled.NOTHING._replace(cycles=cycles, collectives=[compiled.Collective('all-reduce', 3, sent, sent)])
-  return compile.Answer(None, 2**29, 2**29, int(peak_gib * 2**30), costs, 1., 2., 'TPU v3')
+  return compile.Answer(None, 2**29, 2**29, int(peak_gib * 2**30), costs, 1., 2.)
 
 
 @pytest.fixture
@@ -147,8 +147,8 @@ def test_state_is_split_over_fsdp(no_compiler: None) -> None:
 
 def test_an_fsdp_size_that_divides_no_dimension_is_reported(no_compiler: None) -> None:
   found = plan.make(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'mesh.fsdp=256', 'model.width=1664'))
-  assert found.whole_bytes > 2**27 and 'mesh.fsdp=256 does not divide their dimensions' in table.verdict(found)
-  assert plan.make(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'mesh.fsdp=128')).whole_bytes < 2**25
+  assert found.replicated_bytes > 2**27 and 'mesh.fsdp=256 does not divide their dimensions' in table.verdict(found)
+  assert plan.make(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'mesh.fsdp=128')).replicated_bytes < 2**25
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, given: compile.Answer) -> plan.Plan:

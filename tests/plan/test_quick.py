@@ -21,7 +21,7 @@ def answer(request: compile.Request) -> compile.Answer:
                          [compiled.Kernel('attend', 2 * depth)])
   operations = [compiled.Operation('forward', 'Block/mlp', depth, 4 * depth, 2 * depth),
                 compiled.Operation('update', 'head', 1, 30, 20)]
-  return compile.Answer(None, 11 * depth, 12 * depth, 1_000 + 13 * depth, costs, 1., 2., 'TPU v3', operations,
+  return compile.Answer(None, 11 * depth, 12 * depth, 1_000 + 13 * depth, costs, 1., 2., operations,
                         Schedule(50 + 3 * depth, depth, 2 * depth, 0, 0, []),
                         [overlap.Wait('all-gather', 1 + 6 * depth, 40 * depth, 7 + 2 * depth)])
 

@@ -137,5 +137,5 @@ TILE = 8 * 128 * 4
                                              ('five', 4 + 1)])
 def test_of_slices_and_updates_in_place_only_the_part_that_is_touched_is_counted(name: str, tiles: int) -> None:
   program = hlo.parse(TRAFFIC_TEXT)
-  one = next(x for x in program.computations['main'] if x.name == name)
+  one = program.computations['main'][name]
   assert schedule.Traffic(program).num_bytes(one, 'main') == tiles * TILE

@@ -37,7 +37,7 @@ def compiled_requests(monkeypatch: pytest.MonkeyPatch) -> list[compile.Request]:
     asked.append(request)
     costs = compiled.NOTHING._replace(cycles=94_000_000, collectives=[
         compiled.Collective('all-reduce', 1, 7_000_000, 7_000_000)])
-    return compile.Answer(None, 1, 1, 2**30, costs, 1., 2., 'TPU v3')
+    return compile.Answer(None, 1, 1, 2**30, costs, 1., 2.)
 
   monkeypatch.setattr(topologies, 'missing', lambda topology: '')
   monkeypatch.setattr(compile, 'ask', ask)

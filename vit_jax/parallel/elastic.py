@@ -3,8 +3,8 @@
 The layout is chosen for the slices of the first start, and every later start keeps it. On fewer slices each microbatch
 is computed in several parts, so that a device holds no more images at once than before: on 1 of 2 slices in 2 parts. On
 more slices the microbatches stay, and a device holds fewer images of each. The batches stay, so that losses differ only
-by the rounding of sums, and by what the network draws, such as masks of dropout: each part draws its own. Knows no
-devices, and imports no jax.
+by the rounding of sums, and by what the network draws, such as masks of dropout: each part draws its own. At each start
+a job calls `first_hardware`, lays the run out for it, and calls `fit`. This module imports no jax.
 """
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def first_hardware(config: schema.Config, before: schema.Config | None, now: lay
   """Returns the hardware of the first start of a run: `now` for a new run, and on devices or slices of another kind.
 
   Args:
-    config: of this start.
-    before: that the run has saved; None for a new one.
+    config: the config of this start.
+    before: the config that the run has saved; None for a new run.
     now: the hardware of this start.
   """
   if config.mesh.slices or before is None or not before.mesh.chosen_slices:
     return now
-  found = on_slices(now, before.mesh.chosen_slices)
-  return found if before.mesh.chosen_for == str(found) else now
+  first = on_slices(now, before.mesh.chosen_slices)
+  return first if before.mesh.chosen_for == str(first) else now
 
 
 def on_slices(hardware: layout.Hardware, slices: int) -> layout.Hardware:
@@ -58,8 +58,10 @@ def _find_parts(config: schema.Config, first: layout.Hardware, now: layout.Hardw
   if now == first:  # a batch that does not fit there is an error of the config
     return 1
   rows, rest = divmod(config.batch_size, now.num_devices // max(1, config.mesh.tensor) * config.train.microbatches)
-  least = -(-first.num_devices // now.num_devices)
-  return 0 if rest else next((parts for parts in range(least, rows + 1) if rows % parts == 0), 0)
+  if rest:
+    return 0
+  fewest = -(-first.num_devices // now.num_devices)
+  return next((parts for parts in range(fewest, rows + 1) if rows % parts == 0), 0)
 
 
 def describe(config: schema.Config, slices: int) -> dict[str, int]:
@@ -69,7 +71,10 @@ def describe(config: schema.Config, slices: int) -> dict[str, int]:
 
 
 def text(slices: int, first_slices: int, microbatches: int) -> str:
-  """Returns what `describe` has in words, such as `1 of 2 slices, 2 microbatches`."""
-  shown = f'{slices} of {first_slices} slices' if slices < first_slices else f'{slices} slice{"s" * (slices > 1)}'
-  return (f'{shown}{f" ({first_slices} at first)" * (slices > first_slices)}, '
-          f'{microbatches} microbatch{"es" * (microbatches > 1)}')
+  """Returns the result of `describe` in words, such as `1 of 2 slices, 2 microbatches`."""
+  shown = f'{slices} slices' if slices > 1 else '1 slice'
+  if slices < first_slices:
+    shown = f'{slices} of {first_slices} slices'
+  elif slices > first_slices:
+    shown += f' ({first_slices} at first)'
+  return f'{shown}, {microbatches} microbatches' if microbatches > 1 else f'{shown}, 1 microbatch'

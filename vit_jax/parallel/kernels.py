@@ -1,7 +1,7 @@
-"""Which kernels compute attention and the MLP of a Vision Transformer where the config leaves the choice (`auto`).
+"""Chooses the kernels of attention and of the MLP of a Vision Transformer where the config leaves them `auto`.
 
-`choose` is the one place of this choice, for the layout of a run and for the text that says why. What a kernel supports
-is decided by the functions beside it, which the kernels themselves use too (`models/kernels/`). Imports no jax.
+`layout` calls `choose`, which returns the kernels and the reasons. The functions whose names end in `_problem` decide
+what a kernel supports; the kernels (`models/kernels/`) call them too. This module does not import jax.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLOAT8_CAPABILITY = 8.9
 
 
 class Choice(NamedTuple):
-  """The kernels of a model, and for those of XLA why there is no other; '' where another one is chosen."""
+  """The kernels of a model, and the reason for each of XLA's kernels; '' where another kernel is chosen."""
   attention: AttentionKernel
   mlp: MlpKernel
   why_attention: str = ''
@@ -43,25 +43,27 @@ def choose(model: schema.Model, *, platform: str, name: str, capability: float =
 
   Args:
     model: the network.
-    platform: of the devices: `cpu`, `gpu` or `tpu`.
-    name: of a device, such as `v5e` or `NVIDIA H100`.
+    platform: platform of the devices: `cpu`, `gpu` or `tpu`.
+    name: name of a device, such as `v5e` or `NVIDIA H100`.
     capability: the compute capability of a GPU; 0 = not known.
     is_native: whether it is trained on images at their own aspect.
-    num_tokens: of an image; 0 = not known.
+    num_tokens: number of tokens of an image; 0 = not known.
   """
   if not isinstance(model, schema.ViT):
-    return Choice(AttentionKernel.XLA, MlpKernel.XLA, *['the network is not a Vision Transformer'] * 2)
+    reason = 'the network is not a Vision Transformer'
+    return Choice(AttentionKernel.XLA, MlpKernel.XLA, reason, reason)
   attention = AttentionKernel.FUSED if platform == 'tpu' else AttentionKernel.CUDNN
-  why_attention = 'the other kernels run only on TPUs and GPUs' if platform == 'cpu' else attention_problem(
-      model, attention, platform=platform, name=name, capability=capability, is_native=is_native,
-      num_tokens=num_tokens)
+  if platform == 'cpu':
+    why_attention = 'the other kernels run only on TPUs and GPUs'
+  else:
+    why_attention = attention_problem(model, attention, platform=platform, name=name, capability=capability,
+                                      is_native=is_native, num_tokens=num_tokens)
   why_mlp = mlp_problem(model, name)
-  if platform == 'tpu':
-    unknown = '' if model.dtype is DType.BF16 else (
-        f'the times of the fused kernel are known only for bfloat16, not for {model.dtype.value}')
-    slow = '' if 'v6' in name.lower() else (  # on v5e the products alone take nearly as long as XLA's MLP
-        f'the fused kernel is faster than XLA only on TPU v6e, not on {name}')
-    why_attention, why_mlp = why_attention or unknown, slow or why_mlp or unknown
+  if platform == 'tpu' and model.dtype is not DType.BF16:
+    unknown = f'the times of the fused kernel are known only for bfloat16, not for {model.dtype.value}'
+    why_attention, why_mlp = why_attention or unknown, why_mlp or unknown
+  if platform == 'tpu' and 'v6' not in name.lower():  # on v5e the products alone take nearly as long as XLA's MLP
+    why_mlp = f'the fused kernel is faster than XLA only on TPU v6e, not on {name}'
   if model.kernels is not Kernels.FAST:
     why_attention = why_mlp = f'model.kernels={model.kernels.value} is set'
   return Choice(AttentionKernel.XLA if why_attention else attention, MlpKernel.XLA if why_mlp else MlpKernel.FUSED,
@@ -94,17 +96,19 @@ def mlp_problem(model: schema.ViT, name: str) -> str:
 
 def mlp_chip_problem(name: str) -> str:
   """Returns why the fused kernel for the MLP does not run on devices of this name; '' if it does."""
-  is_known = any(known in name.lower() for names in MLP_CHIPS.values() for known in names)
-  return '' if is_known else f'the fused kernel runs only on TPU {" and ".join(MLP_CHIPS)}, not on {name}'
+  if any(chip_name in name.lower() for chip_names in MLP_CHIPS.values() for chip_name in chip_names):
+    return ''
+  return f'the fused kernel runs only on TPU {" and ".join(MLP_CHIPS)}, not on {name}'
 
 
 def fused_heads_problem(channels: int, name: str) -> str:
   """Returns why the fused kernel is not for heads of so many channels on TPUs of this name; '' if it is."""
   if any(old in name.lower() for old in OLD_TPUS):
     return f'the fused kernel runs only on TPU v4 and later, not on {name}'
+  if channels in FUSED_CHANNELS:
+    return ''
   first, second, *_, last = FUSED_CHANNELS
-  return '' if channels in FUSED_CHANNELS else (
-      f'the heads have {channels} channels, and the fused kernel takes {first}, {second}, … {last}')
+  return f'the heads have {channels} channels, and the fused kernel takes {first}, {second}, … {last}'
 
 
 def unfused_attention(model: schema.ViT) -> str:
@@ -128,16 +132,16 @@ def quantize_problem(quantize: Quantize, *, platform: str, name: str, capability
   Of TPUs, those from v5e on double the rate in int8, and TPU7x in float8; GPUs have float8 from capability 8.9 on.
   Arguments are those of `choose`.
   """
-  match quantize:
-    case Quantize.INT8:
-      is_slow = platform == 'tpu' and any(old in name.lower() for old in (*OLD_TPUS, 'v4'))
-    case Quantize.FP8:
-      if platform == 'gpu' and capability == HOPPER:
-        return ('by the estimate of the compiler a step of L/16 takes 12 % longer than in bfloat16, as each product is '
-                'scaled by a pass of its own')
-      is_slow = platform == 'tpu' and '7' not in name or platform == 'gpu' and 0 < capability < FLOAT8_CAPABILITY
-    case _:
-      is_slow = False
+  is_slow = False
+  if quantize is Quantize.INT8 and platform == 'tpu':
+    is_slow = any(old in name.lower() for old in (*OLD_TPUS, 'v4'))
+  elif quantize is Quantize.FP8 and platform == 'tpu':
+    is_slow = '7' not in name
+  elif quantize is Quantize.FP8 and platform == 'gpu':
+    if capability == HOPPER:
+      return ('by the estimate of the compiler a step of L/16 takes 12 % longer than in bfloat16, as each product is '
+              'scaled by a pass of its own')
+    is_slow = 0 < capability < FLOAT8_CAPABILITY
   return f'{name} multiplies no faster in {quantize.value} than in bfloat16' if is_slow else ''
 
 
@@ -158,10 +162,10 @@ def cudnn_problem(model: schema.ViT, capability: float) -> str:
 def half_tile_problem(num_keys: int) -> str:
   """Returns why cuDNN's kernel is not used for so many keys; '' if it is.
 
-  Its backward pass takes 128 keys at a time. Where the last ones are 64, it fills the other half with logits of 0 in
-  place of none, which overflow if all true logits of a query are below about -88: the gradient is NaN then (seen with
-  64 tokens on an H100; pytorch/pytorch#196678). Nothing keeps logits from there, since a shift of all of them, as by
-  the bias of keys, does not change the result.
+  Its backward pass takes 128 keys at a time. If only 64 are left for the last time, it fills the other half with logits
+  of 0, which overflow if all true logits of a query are below about -88: the gradient is then NaN (seen with 64 tokens
+  on an H100; pytorch/pytorch#196678). Logits can become that low, since a shift of all of them, as by the bias of keys,
+  does not change the result.
   """
   if (num_keys + num_keys % 2) % CUDNN_TILE != CUDNN_TILE // 2:
     return ''
@@ -177,5 +181,5 @@ def may_join_rows(model: schema.ViT) -> bool:
 
 @functools.cache
 def log_once(text: str) -> None:
-  """Logs a choice that a program makes while it is traced, and that each block would log again."""
+  """Logs a choice that a program makes while it is traced, once for all blocks."""
   log.info('%s', text)

@@ -1,8 +1,8 @@
-"""Descriptions of GPUs for XLA, so that it compiles for a card that is not here.
+"""Describes GPUs for XLA, so that it compiles for a card that is not here; `topologies` calls `open_devices`.
 
-XLA's compiler for GPUs reads what it must know of a card from a `GpuTargetConfigProto`; the figures are NVIDIA's for
-the SXM cards. It needs the packages of jax's CUDA plugin, which bring cuBLAS, cuDNN and the assembler, but neither a
-card nor its driver. What XLA chooses by timing kernels on a card, it chooses here by its cost model.
+XLA's compiler for GPUs reads the properties of a card from a `GpuTargetConfigProto`; the figures are NVIDIA's for the
+SXM cards. It needs the packages of jax's CUDA plugin, which bring cuBLAS, cuDNN and the assembler, but neither a card
+nor its driver. On a card XLA chooses some kernels by timing them; here it chooses them by its cost model.
 """
 from __future__ import annotations
 
@@ -17,16 +17,23 @@ PLUGIN = 'jax_cuda13_plugin'
 A_NODE = 8
 """GPUs that NVLink joins in the machines of these cards (DGX and HGX)."""
 NIC_BYTES_S = 50e9
-"""Of the network card beside each GPU of such a machine: 400 Gbit/s (NVIDIA, DGX H100 and H200 user guides)."""
+"""Bytes per second of the network card beside each GPU of such a machine: 400 Gbit/s (NVIDIA, DGX H100 and H200)."""
 CUDNN = 91_000
 """The version of cuDNN that is assumed when attention is lowered; jax asks a card for it."""
 
 
 class Card(NamedTuple):
-  """A card as XLA names it: bytes per second and bytes of its memory."""
+  """A card: the name that XLA uses, and bytes per second and bytes of its memory."""
   title: str
   bandwidth: int
   memory: int
+
+
+class _Unit(NamedTuple):
+  """Units of a multiprocessor that compute with a type: its number in XLA's `PrimitiveType`, and their speed."""
+  dtype: int
+  units: int
+  ops_per_cycle: int
 
 
 CARDS = {
@@ -35,10 +42,11 @@ CARDS = {
 }
 _CLOCK_GHZ = 1.98
 _TENSOR_GHZ = 1.8295201
-# (number of a type in XLA's PrimitiveType, units of a multiprocessor, operations of a unit in one cycle)
-_SCALAR = ((4, 64, 1), (8, 64, 1), (10, 128, 2), (11, 128, 1), (12, 64, 1), (16, 128, 2))
-_TENSOR = ((2, 1024), (6, 1024), (10, 512), (11, 256), (16, 512), *((kind, 1024) for kind in (
-    19, 20, 23, 24, 25, 28, 29, 33, 35, 36)))
+_S8, _F16, _F32, _F64, _BF16 = 2, 10, 11, 12, 16  # some numbers of PrimitiveType
+_SCALAR = (_Unit(4, 64, 1), _Unit(8, 64, 1), _Unit(_F16, 128, 2), _Unit(_F32, 128, 1), _Unit(_F64, 64, 1),
+           _Unit(_BF16, 128, 2))
+_TENSOR = (_Unit(_S8, 4, 1024), _Unit(6, 4, 1024), _Unit(_F16, 4, 512), _Unit(_F32, 4, 256), _Unit(_BF16, 4, 512),
+           *(_Unit(dtype_of_8_bits, 4, 1024) for dtype_of_8_bits in (19, 20, 23, 24, 25, 28, 29, 33, 35, 36)))
 
 
 def is_installed() -> bool:
@@ -49,8 +57,9 @@ def is_installed() -> bool:
 def describe(kind: str) -> str:
   """Returns the description of a card as the text of a protocol buffer."""
   card = CARDS[kind]
-  scalar = '\n'.join(_rate(number, _CLOCK_GHZ, units, each) for number, units, each in _SCALAR)
-  tensor = '\n'.join([*(_rate(number, _TENSOR_GHZ, 4, each) for number, each in _TENSOR), _rate(12, _CLOCK_GHZ, 4, 32)])
+  scalar = '\n'.join(_describe_unit(unit, _CLOCK_GHZ) for unit in _SCALAR)
+  tensor = '\n'.join([*(_describe_unit(unit, _TENSOR_GHZ) for unit in _TENSOR),
+                      _describe_unit(_Unit(_F64, 4, 32), _CLOCK_GHZ)])
   limits = {
       'threads_per_block_limit': 1024, 'threads_per_warp': 32, 'shared_memory_per_block': 49_152,
       'shared_memory_per_core': 233_472, 'threads_per_core_limit': 2048, 'core_count': 132, 'fpus_per_core': 128,
@@ -58,9 +67,9 @@ def describe(kind: str) -> str:
       'memory_bandwidth': card.bandwidth, 'l2_cache_size': 50 * 2**20, 'clock_rate_ghz': _CLOCK_GHZ,
       'device_memory_size': card.memory, 'shared_memory_per_block_optin': 232_448, 'registers_per_core_limit': 65_536,
       'registers_per_block_limit': 65_536}
-  known = '\n'.join(f'{name}: {value}' for name, value in limits.items())
+  limits_text = '\n'.join(f'{name}: {value}' for name, value in limits.items())
   return f"""gpu_device_info {{
-{known}
+{limits_text}
 cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
 scalar_unit_description {{ {scalar} }}
 matrix_unit_description {{ {tensor} }}
@@ -72,9 +81,10 @@ device_description_str: "{card.title}"
 """
 
 
-def _rate(number: int, ghz: float, units: int, each: int) -> str:
-  return (f'rate_infos {{ key: {number} value {{ clock_rate_ghz: {ghz} units_per_core: {units} ops_per_clock: {each} '
-          '} }')
+def _describe_unit(unit: _Unit, clock_ghz: float) -> str:
+  """Returns the entry of a unit in the description of a card."""
+  return (f'rate_infos {{ key: {unit.dtype} value {{ clock_rate_ghz: {clock_ghz} units_per_core: {unit.units} '
+          f'ops_per_clock: {unit.ops_per_cycle} }} }}')
 
 
 def open_devices(kind: str, num_devices: int) -> Sequence[jax.Device]:

@@ -1,7 +1,7 @@
-"""What the compiler reports about a program: cycles, operations, collectives, and by how much it does not fit.
+"""Reads from a compiled program's text what the compiler reports: cycles, operations, collectives, missing memory.
 
-All are read from the text of the compiled program (`hlo`). The body of a loop counts as often as the loop runs; the
-compiler's own totals count it once.
+`compile` calls `read` and `operations` after a compilation, and `overflow` after one that failed. The body of a loop
+counts as often as the loop runs; the compiler's own totals count it once.
 """
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.plan import hlo
-from vit_jax.plan.hlo import Instruction
+from vit_jax.plan.hlo import Instruction, Visit
 
 GIB = 2**30
 KINDS = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute', 'collective-broadcast')
 BETWEEN_SLICES = 'between slices'
-_ITEM_BYTES = {'pred': 1, 'bf16': 2, 'f16': 2, 'f32': 4, 'f64': 8, 'c64': 8, 'c128': 16}
-_ARRAY = re.compile(r'\b(pred|bf16|[sufc]\d+|f8\w+)\[([\d,]*)\]')
+_SENT_PARTS = {'all-reduce': 2, 'all-gather': 1, 'reduce-scatter': 1, 'all-to-all': 1}
+"""How often each device of a ring of n sends (n - 1) / n of the array."""
+_COUNTER = re.compile(r'\bu32\[\]')  # in the types of asynchronous collectives
 _MEGASCALE = '_xla_megascale_transfer_type'
-_LISTED = (*KINDS, BETWEEN_SLICES)
-_WRAPPER = re.compile(r'(jvp|transpose|vmap|jit|checkpoint)\((.*)\)$')
-_SILENT = re.compile(r'|cond|branch(_\d+)?_fun|while|body|closed_call|checkpoint|main|step')
-_KERNEL = 'custom_call_target="tpu_custom_call"'  # what Pallas compiles to
+_WRAPPER = re.compile(r'(jvp|transpose|vmap|jit|checkpoint)\((.*)\)$')  # 'transpose(jvp(Block))'
+_UNNAMED = re.compile(r'|cond|branch(_\d+)?_fun|while|body|closed_call|checkpoint|main|step')
+_KERNEL = 'custom_call_target="tpu_custom_call"'  # a kernel of Pallas
 
 
 class Collective(NamedTuple):
@@ -43,7 +43,7 @@ class Unknown(NamedTuple):
   """Loops whose number of iterations depends on random numbers or data; they are counted as if they ran once.
 
   cycles: of one iteration, included in `Costs.cycles`.
-  sources: where in the traced function they come from.
+  sources: the functions that have these loops, such as `jit(_beta)`.
   """
   loops: int
   cycles: int
@@ -83,129 +83,122 @@ NOTHING = Costs(0, Unknown(0, 0, []), [], [])
 
 
 def read(text: str, *, num_devices: int) -> Costs:
-  """Reads cycles, collectives and custom kernels from a compiled program's text (`compiled.as_text()`)."""
+  """Returns cycles, collectives and custom kernels of a compiled program's text (`compiled.as_text()`)."""
   program = hlo.parse(text)
   cycles, unknown_loops, unknown_cycles = 0, 0, 0
   sources: dict[str, None] = {}
-  found: list[tuple[str, int, int, int]] = []
+  calls: Counter[str] = Counter()  # of collectives, by kind
+  result_bytes: Counter[str] = Counter()
+  sent_bytes: Counter[str] = Counter()
   kernels: Counter[str] = Counter()
-
-  def visit(name: str, times: int, is_fused: bool, is_sure: bool, is_again: bool) -> None:
-    nonlocal cycles, unknown_loops, unknown_cycles
-    for one in program.computations.get(name, ()):
-      own = 0 if is_fused else times * one.cycles
-      cycles, unknown_cycles = cycles + own, unknown_cycles + own * (not is_sure)
-      if not own and is_kernel(one):
-        kernels[re.sub(r'[.\d]+$', '', one.name)] += times
-      kind = BETWEEN_SLICES if one.opcode == 'send' and _MEGASCALE in one.text else one.opcode.removesuffix('-start')
-      if kind in _LISTED and not is_again:
-        found.append(collective(one, kind, times, name, num_devices))
-      for called, trips in program.calls(one, name):
-        if trips is None:
-          unknown_loops += 1
-          sources[_source(one)] = None
-        visit(called, times * (1 if trips is None else trips), is_fused or one.opcode == 'fusion',
-              is_sure and trips is not None, is_again or continues(program, one, name))
-
-  visit(program.entry, 1, False, True, False)
-  return Costs(cycles, Unknown(unknown_loops, unknown_cycles, list(sources)), _by_kind(found),
+  for visit in program.walk():
+    instruction = visit.instruction
+    own_cycles = 0 if visit.is_inside('fusion') else visit.times * instruction.cycles
+    cycles += own_cycles
+    if not visit.has_known_times:
+      unknown_cycles += own_cycles
+    if not own_cycles and is_kernel(instruction):
+      kernels[re.sub(r'[.\d]+$', '', instruction.name)] += visit.times
+    if instruction.opcode == 'while' and program.trips(instruction, visit.computation) is None:
+      unknown_loops += 1
+      sources[_enclosing_functions(instruction)] = None
+    call = collective(instruction, visit.computation, num_devices)
+    if call and not any(continues(program, caller) for caller in visit.callers()):
+      calls[call.kind] += visit.times
+      result_bytes[call.kind] += visit.times * call.num_bytes
+      sent_bytes[call.kind] += visit.times * call.sent_bytes
+  return Costs(cycles, Unknown(unknown_loops, unknown_cycles, list(sources)),
+               [Collective(kind, calls[kind], result_bytes[kind], sent_bytes[kind])
+                for kind in (*KINDS, BETWEEN_SLICES) if kind in calls],
                [Kernel(*row) for row in kernels.items()])
 
 
-def is_kernel(one: Instruction) -> bool:
+def is_kernel(instruction: Instruction) -> bool:
   """Returns whether an instruction is a custom kernel, such as one of Pallas."""
-  return _KERNEL in one.text
+  return _KERNEL in instruction.text
 
 
-def _source(loop: Instruction) -> str:
+def _enclosing_functions(loop: Instruction) -> str:
   """Returns the functions that contain a loop, without the step itself: `jit(_beta)/jit(_gamma)`."""
-  names = loop.source.partition('/while')[0].split('/')
-  return '/'.join(n for n in names[1:] if n != 'vmap()') or 'an unnamed function'
+  _, *functions = loop.source.partition('/while')[0].split('/')
+  return '/'.join(name for name in functions if name != 'vmap()') or 'an unnamed function'
 
 
-def continues(program: hlo.Program, one: Instruction, within: str) -> bool:
-  """Returns whether an instruction goes on with a collective that one of its operands has begun."""
-  return one.opcode.endswith(('-update', '-done')) or one.opcode == 'fusion' and bool(continued(program, one, within))
+def continues(program: hlo.Program, visit: Visit) -> bool:
+  """Returns whether an instruction continues a collective that one of its operands has started."""
+  if visit.instruction.opcode.endswith(('-update', '-done')):
+    return True
+  return bool(find_continued(program, visit.instruction, visit.computation))
 
 
-def continued(program: hlo.Program, one: Instruction, within: str) -> str:
-  """Returns the name of the fusion whose collective a fusion goes on with; '' if there is none.
+def find_continued(program: hlo.Program, fusion: Instruction, computation: str) -> str:
+  """Returns the name of the fusion whose collective another fusion continues; '' if there is none, or it is no fusion.
 
-  The TPU compiler writes an asynchronous collective several times: in the fusion that starts it, in those of the work
-  beside it, and in the one that waits for it, each of which gets the one before. Neither channels nor names tell that:
-  all collectives of `shard_map` have one channel, and the copies have names of their own.
+  The TPU compiler writes an asynchronous collective several times: in the fusion that starts it, in the fusions of the
+  work beside it, and in the fusion that waits for it. Each of them has the one before as an operand. Channels and names
+  do not show this: all collectives of `shard_map` have one channel, and the copies have different names.
   """
-  own = begun(program, one)
-  makers = (program.maker(within, name) for name in (one.operands if own else ()))
-  return next((before.name for before in makers
-               if before is not None and before.opcode == 'fusion' and own & begun(program, before)), '')
+  started = started_in(program, fusion) if fusion.opcode == 'fusion' else set()
+  for operand in fusion.operands if started else ():
+    before = program.producer(computation, operand)
+    if before is not None and before.opcode == 'fusion' and started & started_in(program, before):
+      return before.name
+  return ''
 
 
-def begun(program: hlo.Program, fusion: Instruction) -> set[tuple[str, ...]]:
-  """Returns kind, channel and shape of the collectives in a fusion, and in those inside of it.
+def started_in(program: hlo.Program, fusion: Instruction) -> set[tuple[str, ...]]:
+  """Returns kind, channel and type of the collectives in a fusion, and in those inside of it.
 
-  The layout may differ: the copies of one collective write to memory and to the chip.
+  The type is without the layout, because the copies of one collective may write to memory and to the chip.
   """
-  found: set[tuple[str, ...]] = set()
+  started: set[tuple[str, ...]] = set()
   for name, _ in program.calls(fusion, ''):
-    for one in program.computations.get(name, ()):
-      if one.opcode in KINDS:
-        found.add((one.opcode, *re.findall(r'channel_id=(\d+)', one.text), re.sub(r'\{[^}]*\}', '', one.type)))
-      elif one.opcode == 'fusion':
-        found |= begun(program, one)
-  return found
+    for instruction in program.instructions(name):
+      if instruction.opcode in KINDS:
+        channel = re.findall(r'channel_id=(\d+)', instruction.text)
+        started.add((instruction.opcode, *channel, re.sub(r'\{[^}]*\}', '', instruction.type)))
+      elif instruction.opcode == 'fusion':
+        started |= started_in(program, instruction)
+  return started
 
 
-def _by_kind(found: list[tuple[str, int, int, int]]) -> list[Collective]:
-  rows = []
-  for kind in _LISTED:
-    own = [x for x in found if x[0] == kind]
-    if own:
-      rows.append(Collective(kind, sum(x[1] for x in own), sum(x[1] * x[2] for x in own),
-                             sum(x[1] * x[3] for x in own)))
-  return rows
-
-
-def collective(one: Instruction, kind: str, times: int, within: str, num_devices: int) -> tuple[str, int, int, int]:
-  """Returns the kind of a collective, how often it runs, its bytes and its sent bytes."""
-  size = _num_bytes(one.type)
-  group = group_size(one.text, num_devices)
-  if kind == BETWEEN_SLICES:  # its type is (operand, counter, token)
-    size = _num_bytes(re.sub(r'\bu32\[\]', '', one.type))
-    return kind, times, size, size
-  if one.opcode == 'all-gather-start':  # its type is (operand, result)
-    size = size * group // (group + 1)
-  elif one.opcode in ('collective-permute-start', 'all-to-all-start'):
-    size = _num_bytes(re.sub(r'\bu32\[\]', '', one.type)) // 2  # operand and result, without counters
-  if one.opcode == 'reduce-scatter-start':
-    size = size * group // (group + 1)
-  elif kind == 'reduce-scatter':
-    size *= group
-  elif kind == 'all-reduce' and within.startswith('all-reduce-scatter'):  # the TPU compiler fuses these
-    kind = 'reduce-scatter'
-  share = (group - 1) / group
-  sent = {'all-reduce': 2 * share, 'collective-permute': 1., 'collective-broadcast': 1.}.get(kind, share) * size
-  return kind, times, size, int(sent)
+def collective(instruction: Instruction, computation: str, num_devices: int) -> Collective | None:
+  """Returns an instruction of `computation` as one call of a collective; None if it is no collective."""
+  if instruction.opcode == 'send' and _MEGASCALE in instruction.text:  # its type is (operand, counter, token)
+    num_bytes = _num_bytes(_COUNTER.sub('', instruction.type))
+    return Collective(BETWEEN_SLICES, 1, num_bytes, num_bytes)
+  kind = instruction.opcode.removesuffix('-start')
+  if kind not in KINDS:
+    return None
+  group = group_size(instruction.text, num_devices)
+  num_bytes = _num_bytes(instruction.type)
+  match instruction.opcode:
+    case 'all-gather-start' | 'reduce-scatter-start':  # the type is (operand, result)
+      num_bytes = num_bytes * group // (group + 1)
+    case 'collective-permute-start' | 'all-to-all-start':  # the type is (operand, result), perhaps with counters
+      num_bytes = _num_bytes(_COUNTER.sub('', instruction.type)) // 2
+    case 'reduce-scatter':
+      num_bytes *= group
+    case 'all-reduce' | 'all-reduce-start' if computation.startswith('all-reduce-scatter'):
+      kind = 'reduce-scatter'  # the TPU compiler has fused an all-reduce and a slice
+  parts = _SENT_PARTS[kind] * (group - 1) / group if kind in _SENT_PARTS else 1.
+  return Collective(kind, 1, num_bytes, int(parts * num_bytes))
 
 
 def _num_bytes(type_text: str) -> int:
-  total = 0
-  for dtype, dims in _ARRAY.findall(type_text):
-    count = 1
-    for dim in dims.split(','):
-      count *= int(dim) if dim else 1
-    total += count * (_ITEM_BYTES.get(dtype) or max(1, int((re.search(r'\d+', dtype) or ['8'])[0]) // 8))
-  return total
+  """Returns the bytes of all arrays of a type, without padding; elements of less than 8 bits count as one byte."""
+  return sum(math.prod(array.shape) * max(8, array.item_bits) // 8 for array in hlo.arrays(type_text))
 
 
 def group_size(text: str, num_devices: int) -> int:
-  """Returns how many devices take part in a collective, from any of the three forms of `replica_groups`."""
-  if named := re.search(r'replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}', text):
-    sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
-    size = 1
-    for axis, part in re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2]):
-      size *= int(part or sizes.get(axis, 1))
-    return size
+  """Returns how many devices take part in a collective, from any of the three forms of `replica_groups`.
+
+  The forms are `mesh['a'=2,'b'=4] {'a','b'}`, `[2,4]<=[8]` and `{{0,1,2,3},{4,5,6,7}}`.
+  """
+  if mesh := re.search(r'replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}', text):
+    sizes = dict(re.findall(r"'([^']+)'=(\d+)", mesh[1]))
+    axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", mesh[2])  # `'a':(1)2` is a part of an axis, of size 2
+    return math.prod(int(part or sizes.get(axis, 1)) for axis, part in axes)
   if iota := re.search(r'replica_groups=\[(\d+),(\d+)\]', text):
     return int(iota[2])
   if listed := re.search(r'replica_groups=\{\{([\d,]+)\}', text):
@@ -216,78 +209,74 @@ def group_size(text: str, num_devices: int) -> int:
 def first_group(text: str, num_devices: int) -> list[int]:
   """Returns the devices that take part in a collective together with the first one."""
   if listed := re.search(r'replica_groups=\{\{([\d,]+)\}', text):
-    return [int(one) for one in listed[1].split(',')]
+    return [int(device) for device in listed[1].split(',')]
+  # `[2,8]<=[8,2]T(1,0)`: two groups of eight devices, the rows of a transposed array of all device numbers
   iota = re.search(r'replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
   if iota is None:
     return list(range(group_size(text, num_devices)))
-  shape = [int(one) for one in iota[3].split(',')]
-  axes = [int(one) for one in iota[4].split(',')] if iota[4] else range(len(shape))
+  shape = [int(size) for size in iota[3].split(',')]
+  axes = [int(axis) for axis in iota[4].split(',')] if iota[4] else range(len(shape))
   devices = np.arange(math.prod(shape)).reshape(shape).transpose(axes).reshape(int(iota[1]), int(iota[2]))
-  return [int(one) for one in devices[0]]
+  return devices[0].tolist()
 
 
 def operations(text: str) -> list[Operation]:
-  """Returns the operations of a compiled program's text, most cycles first.
+  """Returns the operations of a compiled program's text, and kernels without cycles; most cycles first.
 
-  Loop bodies count as often as they run.
-
-  Kernels, for which the compiler counts no cycles, are among them.
+  The cycles of a fusion include those of its instructions.
   """
-  program = hlo.parse(text)
   cycles: Counter[tuple[str, str]] = Counter()
   calls: Counter[tuple[str, str]] = Counter()
-
-  def visit(name: str, times: int) -> None:
-    for one in program.computations.get(name, ()):
-      if one.cycles or is_kernel(one):
-        key = place(one.source or one.opcode)
-        cycles[key] += times * one.cycles
-        calls[key] += times
-      if one.opcode != 'fusion':  # the cycles of a fusion include those of its instructions
-        for called, trips in program.calls(one, name):
-          visit(called, times * (1 if trips is None else trips))
-
-  visit(program.entry, 1)
-  return [Operation(*key, calls[key], value) for key, value in cycles.most_common()]
+  for visit in hlo.parse(text).walk():
+    instruction = visit.instruction
+    if (instruction.cycles or is_kernel(instruction)) and not visit.is_inside('fusion'):
+      phase_and_place = locate(instruction)
+      cycles[phase_and_place] += visit.times * instruction.cycles
+      calls[phase_and_place] += visit.times
+  return [Operation(*phase_and_place, calls[phase_and_place], total) for phase_and_place, total in cycles.most_common()]
 
 
-def place(source: str) -> tuple[str, str]:
-  """Returns phase and place of an operation from its `op_name`.
+def locate(instruction: Instruction) -> tuple[str, str]:
+  """Returns phase and place of an operation, as in `Operation`, from its source, or from its opcode if it has none.
 
-  An example is `jit(step)/transpose(jvp(Block))/mlp/up/dot`.
+  The source `jit(step)/transpose(jvp(Block))/mlp/up/dot` gives `backward` and `Block/mlp/up/dot`.
   """
-  phase, names = 'update', []
-  for part in source.split('/'):
-    while found := _WRAPPER.match(part):
-      if found[1] == 'transpose' or found[1] == 'jvp' and phase == 'update':
-        phase = 'backward' if found[1] == 'transpose' else 'forward'
-      part = found[2]
+  phase = 'update'
+  names = []
+  for part in (instruction.source or instruction.opcode).split('/'):
+    while wrapper := _WRAPPER.match(part):
+      function, part = wrapper.groups()
+      if function == 'transpose':
+        phase = 'backward'
+      elif function == 'jvp' and phase == 'update':
+        phase = 'forward'
     if part == 'rematted_computation':
       phase = 'recomputed'
-    elif not _SILENT.fullmatch(part):
+    elif not _UNNAMED.fullmatch(part):
       names.append(part)
   return phase, '/'.join(names) or 'step'
 
 
 class Overflow(NamedTuple):
-  """By how much a program does not fit, GiB a device; `what` names what needs the memory."""
+  """By how much a program does not fit, GiB a device; 0 = not known. `what` names what needs the memory."""
   need_gib: float
   have_gib: float
   what: str
 
 
 def overflow(message: str) -> Overflow | None:
-  """Reads the compiler's out-of-memory message; None for any other message."""
-  if found := re.search(r'(?:memory required|required) for HLO temporaries \(([\d.]+[KMGT]?)\) exceeds available HBM '
+  """Returns the content of the compiler's out-of-memory message; None for any other message."""
+  if sizes := re.search(r'(?:memory required|required) for HLO temporaries \(([\d.]+[KMGT]?)\) exceeds available HBM '
                         r'\(([\d.]+[KMGT]?)\)', message):
-    return Overflow(_gib(found[1]), _gib(found[2]), 'temporaries')
-  if found := re.search(r'Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm', message):
-    return Overflow(_gib(found[1]), _gib(found[2]), 'the program')
+    return Overflow(_gib(sizes[1]), _gib(sizes[2]), 'temporaries')
+  if sizes := re.search(r'Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm', message):
+    return Overflow(_gib(sizes[1]), _gib(sizes[2]), 'the program')
   if 'RESOURCE_EXHAUSTED' in message or 'out of memory' in message.lower():
     return Overflow(0., 0., 'the program')
   return None
 
 
 def _gib(text: str) -> float:
+  """Returns the GiB of a number of bytes such as `20.5G`."""
   scale = {'K': 2**-20, 'M': 2**-10, 'G': 1., 'T': 1024.}
   return float(text[:-1]) * scale[text[-1]] if text[-1] in scale else float(text) / GIB

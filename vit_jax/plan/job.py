@@ -1,6 +1,6 @@
-"""`--job=plan`: whether a run fits on hardware that is not here, how fast its step is, and what the run costs.
+"""`--job=plan`: computes whether a run fits on hardware that is not here, the time of its step, and its cost.
 
-Of a study it plans each distinct program once, and gives the cost of all runs together.
+For a study it plans each distinct program once, and computes the cost of all runs together.
 """
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def run(config: schema.Config | schema.Study | None, topology: str, *, workdir: 
   """Plans, prints, and writes `plan.md` and `plan.json` into the directory `to` if there is one.
 
   Args:
-    config: of `--config`, or of the run in `workdir`; None without both.
+    config: the config of `--config`, or of the run in `workdir`; None without both.
     topology: name of the hardware.
-    workdir: of a run, which has the config; it is only read.
+    workdir: directory of a run, which has the config; it is only read.
     slices: number of such slices; 0 = as in the config.
-    to: directory to write.
+    to: directory to write; None = only print.
     search: also search for settings.
     quick: compile shorter networks, and extend the figures.
-    price: of one chip or GPU for an hour; 0 = unknown.
-    source: where the config is from.
+    price: price of one chip or GPU for an hour; 0 = unknown.
+    source: the flag with the config, such as `--config=digits`.
   """
   if to is not None:
     run_directory.check_ours(to, '--to')
@@ -43,8 +43,8 @@ def run(config: schema.Config | schema.Study | None, topology: str, *, workdir: 
       raise UserError('--price: expected the config of one run, got a study. Plan one of its runs.')
     if search:
       raise UserError('--search: expected the config of one run, got a study. Search for settings of one of its runs.')
-    for one in config.runs.values():
-      topologies.for_run(one, topology, slices)
+    for run_config in config.runs.values():
+      topologies.for_run(run_config, topology, slices)  # raises UserError if the slices differ
     text, content = study.make(config, topology, to=to, is_quick=quick, slices=slices)
   else:
     check.check(config)
@@ -55,10 +55,11 @@ def run(config: schema.Config | schema.Study | None, topology: str, *, workdir: 
   print(text, flush=True)
   if search:
     tried = plan_search.search(plan)
-    found = plan_search.render(tried)
+    search_text = plan_search.render(tried)
     console.end_stage()
-    print(found, flush=True)
-    text, content = f'{text}\n{found}', {**content, 'search': plan_search.to_json(tried)}
+    print(search_text, flush=True)
+    text += f'\n{search_text}'
+    content['search'] = plan_search.to_json(tried)
   if to is not None:
     with run_directory.hold(to):
       run_directory.write_text(to / 'plan.md', text + '\n')

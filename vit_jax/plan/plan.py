@@ -1,6 +1,7 @@
-"""A planned run: memory, time and cost of its train step on hardware that is not here.
+"""Plans a run on hardware that is not here: memory, time and cost of its train step.
 
-The step that is compiled is the one that `train` runs. Neither the data nor the devices are needed. Without the
+The job plan makes a `Subject`, lays it out for the hardware (`lay_out`), and calls `make`; `table` and `warn` read the
+`Plan`. The step that is compiled is the one that `train` runs. Neither the data nor the devices are needed. Without the
 compiler for the hardware, a plan has the figures that follow from arithmetic.
 """
 from __future__ import annotations
@@ -27,11 +28,12 @@ from vit_jax.train import step as steps
 ASSUMED_MFU = .4
 """Used if the compiler counts no cycles; published pre-training of ViT on TPUv3 reaches 32 to 43 %."""
 GPU_MFU = .34
-"""As that, of GPUs: steps of B/16 and L/16 reached 33.4 and 34.6 % on an H200 (bfloat16, 128 images)."""
+"""Used in place of `ASSUMED_MFU` for GPUs: B/16 and L/16 reached 33.4 and 34.6 % on an H200 (bfloat16, 128 images)."""
 PAPER_CORE_DAYS = {'vit_l16_jft': 680, 'vit_h14_jft': 2_500, 'vit_l16_i21k': 230}  # ViT paper, Table 2, TPUv3
 SECONDS_A_DAY = 86_400
 LARGE_BYTES = 2**24
-GIB = topologies.GIB
+"""Parameters with more bytes are large: they are worth a warning if they are replicated, or split into odd shards."""
+GIB = compiled.GIB
 
 
 class Subject(NamedTuple):
@@ -53,8 +55,10 @@ class Subject(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """A planned run. `answer` is the compiler's report; None = not compiled, for this `reason`; `is_quick`: see `quick`.
+  """A planned run; times are in ms, and None if the program does not fit or the figure is not known.
 
+  answer: the compiler's report; None = not compiled, for this `reason`.
+  is_quick: whether figures of two shallow programs are extended, see `quick`.
   of_lengths: where steps have sequences of several lengths, the plan of each; this one is then of the longest, but the
     times of a step with and without collectives are the mean over all steps.
   hourly_price: of one chip or GPU, in any currency; 0 = unknown.
@@ -68,14 +72,26 @@ class Plan:
   hourly_price: float = 0.
 
   @property
+  def chip(self) -> topologies.Chip:
+    """The properties of one device."""
+    return self.subject.topology.chip
+
+  @property
+  def report(self) -> compile.Answer:
+    """The compiler's report; an empty one if the program was not compiled."""
+    return self.answer or compile.Answer()
+
+  @property
   def memory(self) -> dict[str, int]:
     """Bytes of one device by content; activations are an estimate."""
-    state, placed, mesh = self.parts.program.abstract_state, self.parts.program.shardings, self.parts.mesh
-    specs = jax.tree.map(lambda s: s.spec, placed)
+    state, mesh = self.parts.program.abstract_state, self.parts.mesh
+    specs = jax.tree.map(lambda s: s.spec, self.parts.program.shardings)
     params = sharding.bytes_per_device(state.params, specs.params, mesh)
-    batch = trees.num_bytes(build.abstract_batch(self.parts.config)) // self._batch_shards
-    return {'parameters': params, 'optimizer': sharding.bytes_per_device(state.opt, specs.opt, mesh),
-            'extra': sharding.bytes_per_device(state.extra, specs.extra, mesh), 'batch': batch, 'gradients': params,
+    return {'parameters': params,
+            'optimizer': sharding.bytes_per_device(state.opt, specs.opt, mesh),
+            'extra': sharding.bytes_per_device(state.extra, specs.extra, mesh),
+            'batch': trees.num_bytes(build.abstract_batch(self.parts.config)) // self._batch_shards,
+            'gradients': params,
             'activations': self.rows * build.kept_bytes(self.parts, self.parts.config.model)}
 
   @property
@@ -92,20 +108,20 @@ class Plan:
     """Peak memory: as compiled, or as requested by a program that does not fit, or by arithmetic."""
     if self.answer is None:
       return sum(self.memory.values()) / GIB
-    if self.answer.overflow:
-      own = self.memory
-      state = sum(own[k] for k in ('parameters', 'optimizer', 'extra', 'batch')) / GIB
-      return self.answer.overflow.need_gib + (state if self.answer.overflow.what == 'temporaries' else 0.)
-    return self.answer.peak_bytes / GIB
+    overflow = self.answer.overflow
+    if overflow is None:
+      return self.answer.peak_bytes / GIB
+    if overflow.what != 'temporaries':
+      return overflow.need_gib
+    arguments = sum(self.memory[part] for part in ('parameters', 'optimizer', 'extra', 'batch'))
+    return overflow.need_gib + arguments / GIB
 
   @property
   def fits(self) -> bool:
-    if self.answer is not None and self.answer.overflow:
-      return False
-    return self.peak_gib <= self.subject.topology.chip.hbm_gib
+    return self.report.overflow is None and self.peak_gib <= self.chip.hbm_gib
 
   @property
-  def whole_bytes(self) -> int:
+  def replicated_bytes(self) -> int:
     """Bytes of large parameters that are replicated although the mesh has an axis to split them over."""
     program, mesh = self.parts.program, self.parts.mesh
     if mesh.shape['fsdp'] * mesh.shape['tensor'] == 1:
@@ -120,84 +136,93 @@ class Plan:
     return build.train_flops(self.parts) * self.parts.config.batch_size
 
   @property
+  def _device_flops(self) -> float:
+    return self.flops_per_step / self.subject.topology.num_devices
+
+  @property
   def roofline_ms(self) -> float:
     """A lower bound: products at peak rate, or one read and one write of state and saved activations."""
     if self.of_lengths:
       return self._mean(lambda plan: plan.roofline_ms) or 0.
-    own, chip = self.memory, self.subject.topology.chip
-    moved = 2 * (own['parameters'] + own['optimizer'] + own['extra'] + own['gradients']
-                 + own['activations'] * self.parts.config.microbatches)
-    ideal = self.flops_per_step / self.subject.topology.num_devices / chip.peak_flops
-    return 1e3 * max(ideal, moved / chip.hbm_bytes_s)
+    memory = self.memory
+    moved_bytes = 2 * (memory['parameters'] + memory['optimizer'] + memory['extra'] + memory['gradients']
+                       + memory['activations'] * self.parts.config.microbatches)
+    return 1e3 * max(self._device_flops / self.chip.peak_flops, moved_bytes / self.chip.hbm_bytes_s)
 
-  def _mean(self, value: Callable[[Plan], float | None]) -> float | None:
+  def _mean(self, figure: Callable[[Plan], float | None]) -> float | None:
     """Returns the mean of a figure over the steps of all lengths; None if one of them has none."""
-    found = [value(self.of_lengths[length]) for length in self.parts.config.data.recipe.native_lengths]
-    known = [one for one in found if one is not None]
-    return sum(known) / len(known) if len(known) == len(found) else None
+    values = []
+    for length in self.parts.config.data.recipe.native_lengths:
+      value = figure(self.of_lengths[length])
+      if value is None:
+        return None
+      values.append(value)
+    return sum(values) / len(values)
 
   @property
   def has_cycles(self) -> bool:
-    return bool(self.answer and self.answer.costs.cycles and self.subject.topology.chip.clock_hz)
+    """Whether the compiler has estimated the cycles of the step."""
+    return bool(self.report.costs.cycles and self.chip.clock_hz)
 
   @property
   def uncounted(self) -> list[compiled.Kernel]:
     """Kernels whose cycles are missing in `step_ms`, which is then too short."""
-    return self.answer.costs.kernels if self.answer and self.has_cycles else []
+    return self.report.costs.kernels if self.has_cycles else []
 
   @property
   def step_ms(self) -> float | None:
-    """Time without collectives; None if it does not fit.
-
-    It is that of the compiler's cycles, or else of the schedule, or else of the assumed MFU.
-    """
-    chip = self.subject.topology.chip
+    """Time without collectives: by the compiler's cycles, or else by the schedule, or else by the assumed MFU."""
     if not self.fits:
       return None
     if self.of_lengths:
       return self._mean(lambda plan: plan.step_ms)
-    if self.answer and self.has_cycles:
-      return 1e3 * self.answer.costs.cycles / chip.clock_hz
-    if self.scheduled_ms:
-      return self.scheduled_ms
-    return 1e3 * self.flops_per_step / self.subject.topology.num_devices / self.dtype_flops / self.assumed_mfu
+    if self.has_cycles:
+      return 1e3 * self.report.costs.cycles / self.chip.clock_hz
+    return self.scheduled_ms or 1e3 * self._device_flops / self.dtype_flops / self.assumed_mfu
+
+  @property
+  def step_ms_source(self) -> str:
+    """The source of `step_ms`: `compiler_cycles`, `schedule` or `assumed_mfu`."""
+    if self.has_cycles:
+      return 'compiler_cycles'
+    return 'schedule' if self.scheduled_ms else 'assumed_mfu'
 
   @property
   def assumed_mfu(self) -> float:
     """The share of the peak that a step is assumed to reach."""
-    return GPU_MFU if self.subject.topology.chip.platform == 'gpu' else ASSUMED_MFU
+    return GPU_MFU if self.chip.platform == 'gpu' else ASSUMED_MFU
 
   @property
   def dtype_flops(self) -> float:
     """The peak of a device for products in the dtype of the config, FLOP/s: GPUs multiply float32 as TF32."""
-    chip = self.subject.topology.chip
-    is_half = chip.platform == 'gpu' and self.parts.config.model.dtype is schema.DType.F32
-    return chip.peak_flops / 2 if is_half else chip.peak_flops
+    is_tf32 = self.chip.platform == 'gpu' and self.parts.config.model.dtype is schema.DType.F32
+    return self.chip.peak_flops / 2 if is_tf32 else self.chip.peak_flops
 
   @property
   def scheduled_ms(self) -> float | None:
-    """The second time of a step, by schedule and memory, without collectives; None if the compiler has none."""
-    second = self.answer.schedule if self.answer and self.fits else None
-    return 1e3 * second.cycles / self.subject.topology.chip.clock_hz if second else None
+    """The second estimate of the time of a step, by schedule and memory, without collectives."""
+    if self.report.schedule is None or not self.fits:
+      return None
+    return 1e3 * self.report.schedule.cycles / self.chip.clock_hz
 
   def sent_bytes(self, *, between_slices: bool = False) -> int:
     """Returns the bytes that a device sends in one step, as compiled: within its slice, or to other slices."""
-    rows = self.answer.costs.collectives if self.answer else []
-    return sum(row.sent_bytes for row in rows if (row.kind == compiled.BETWEEN_SLICES) is between_slices)
+    return sum(collective.sent_bytes for collective in self.report.costs.collectives
+               if (collective.kind == compiled.BETWEEN_SLICES) is between_slices)
 
   @property
   def collectives_ms(self) -> float:
     """Time of all collectives within a slice around one ring of neighbors, without any overlap."""
-    if self.answer and self.answer.waits is not None:
-      return sum(one.ns for one in self.answer.waits) / 1e6
-    return 1e3 * self.sent_bytes() / self.subject.topology.chip.ring_bytes_s
+    if self.report.waits is not None:
+      return sum(wait.ns for wait in self.report.waits) / 1e6
+    return 1e3 * self.sent_bytes() / self.chip.ring_bytes_s
 
   @property
   def exposed_ms(self) -> float | None:
     """Time that the core waits for collectives within a slice, by the schedule; None if there is no schedule."""
-    if self.answer is None or self.answer.waits is None:
+    if self.report.waits is None:
       return None
-    return sum(one.exposed_ns for one in self.answer.waits) / 1e6
+    return sum(wait.exposed_ns for wait in self.report.waits) / 1e6
 
   @property
   def step_ms_with_collectives(self) -> float | None:
@@ -209,27 +234,24 @@ class Plan:
     return self.step_ms + (self.collectives_ms if self.exposed_ms is None else self.exposed_ms)
 
   @property
-  def step_ms_source(self) -> str:
-    """What `step_ms` is from."""
-    return 'compiler_cycles' if self.has_cycles else 'schedule' if self.scheduled_ms else 'assumed_mfu'
-
-  @property
   def between_slices_ms(self) -> float | None:
     """Time of transfers between slices, which no other figure includes. None if the bandwidth is unknown."""
-    sent, rate = self.sent_bytes(between_slices=True), self.subject.topology.chip.between_bytes_s
-    if not sent:
+    sent_bytes, rate = self.sent_bytes(between_slices=True), self.chip.between_bytes_s
+    if not sent_bytes:
       return 0.
-    return 1e3 * sent / rate if rate else None
+    return 1e3 * sent_bytes / rate if rate else None
 
   def mfu(self, step_ms: float) -> float:
-    topology = self.subject.topology
-    return self.flops_per_step / topology.num_devices / topology.chip.peak_flops * 1e3 / step_ms
-
-  def core_days(self, step_ms: float) -> float:
-    return step_ms / 1e3 * self.parts.lengths.total_steps * self.subject.topology.num_cores / SECONDS_A_DAY
+    """Returns the share of the peak that a step of this time reaches."""
+    return self._device_flops / self.chip.peak_flops * 1e3 / step_ms
 
   def hours(self, step_ms: float) -> float:
+    """Returns the hours of all steps."""
     return step_ms / 3.6e6 * self.parts.lengths.total_steps
+
+  def core_days(self, step_ms: float) -> float:
+    """Returns the days of all steps, times the number of cores."""
+    return step_ms / 1e3 * self.parts.lengths.total_steps * self.subject.topology.num_cores / SECONDS_A_DAY
 
   def price(self, step_ms: float) -> float:
     """Returns the price of all chips for the hours of the steps, in the currency of `hourly_price`."""
@@ -237,47 +259,49 @@ class Plan:
 
   def to_json(self) -> dict[str, Any]:
     """Returns the content of `plan.json`; null where a figure is undefined because the program does not fit."""
-    step, answer, topology = self.step_ms, self.answer, self.subject.topology
-    both, waits = self.step_ms_with_collectives, self.answer.waits if self.answer else None
-    by_kind = {one.kind: {'ms': one.ns / 1e6, 'exposed_ms': one.exposed_ns / 1e6} for one in waits or ()}
+    step_ms, both_ms = self.step_ms, self.step_ms_with_collectives
+    config, topology, report = self.parts.config, self.subject.topology, self.report
+    is_compiled = self.answer is not None
+    times_by_kind = {wait.kind: {'ms': wait.ns / 1e6, 'exposed_ms': wait.exposed_ns / 1e6}
+                     for wait in report.waits or ()}
+
+    def at(figure: Callable[[float], float], ms: float | None) -> float | None:
+      return None if ms is None else figure(ms)
+
     return {
-        'config': self.parts.config.name, 'topology': topology.name, 'slices': topology.slices,
-        'num_devices': topology.num_devices,
-        'num_cores': topology.num_cores, 'mesh': dict(self.parts.mesh.shape), 'measured': False,
-        'layout': self.subject.layout, 'dtype': self.parts.config.model.dtype.value,
-        'quantize': getattr(self.parts.config.model, 'quantize', schema.Quantize.NONE).value,
-        'compiled': answer is not None, 'reason': self.reason, 'fits': self.fits,
-        'quick': self.is_quick and quick.is_shorter(self.parts.config),
-        'peak_gib_per_device': self.peak_gib, 'hbm_gib_per_device': topology.chip.hbm_gib,
-        'memory_bytes_per_device': self.memory, 'large_whole_bytes': self.whole_bytes,
-        'argument_bytes': answer.argument_bytes if answer else None,
-        'temp_bytes': answer.temp_bytes if answer else None,
-        'estimated_step_ms': step, 'step_ms_source': self.step_ms_source,
+        'config': config.name, 'topology': topology.name, 'slices': topology.slices,
+        'num_devices': topology.num_devices, 'num_cores': topology.num_cores, 'mesh': dict(self.parts.mesh.shape),
+        'measured': False, 'layout': self.subject.layout, 'dtype': config.model.dtype.value,
+        'quantize': getattr(config.model, 'quantize', schema.Quantize.NONE).value,
+        'compiled': is_compiled, 'reason': self.reason, 'fits': self.fits,
+        'quick': self.is_quick and quick.is_shorter(config),
+        'peak_gib_per_device': self.peak_gib, 'hbm_gib_per_device': self.chip.hbm_gib,
+        'memory_bytes_per_device': self.memory, 'large_whole_bytes': self.replicated_bytes,
+        'argument_bytes': report.argument_bytes if is_compiled else None,
+        'temp_bytes': report.temp_bytes if is_compiled else None,
+        'estimated_step_ms': step_ms, 'step_ms_source': self.step_ms_source,
         'assumed_mfu': self.assumed_mfu if self.step_ms_source == 'assumed_mfu' else None,
         'collectives_ms': self.collectives_ms, 'exposed_collectives_ms': self.exposed_ms,
         'between_slices_ms': self.between_slices_ms, 'scheduled_step_ms': self.scheduled_ms,
-        'schedule': answer.schedule._asdict() if answer and answer.schedule else None,
-        'step_ms_with_collectives': both, 'roofline_ms': self.roofline_ms,
+        'schedule': report.schedule._asdict() if report.schedule else None,
+        'step_ms_with_collectives': both_ms, 'roofline_ms': self.roofline_ms,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params),
-        'flops_per_step': self.flops_per_step, 'mfu': None if step is None else self.mfu(step),
-        'mfu_with_collectives': None if both is None else self.mfu(both),
-        'total_steps': self.parts.lengths.total_steps,
-        'hours': None if step is None else self.hours(step),
-        'price': self.price(both) if both and self.hourly_price else None,
-        'core_days': None if step is None else self.core_days(step),
-        'core_days_with_collectives': None if both is None else self.core_days(both),
-        'paper_core_days': PAPER_CORE_DAYS.get(self.parts.config.name),
-        'lengths': [{'tokens': length, 'microbatches': one.parts.config.train.microbatches,
-                     'peak_gib_per_device': one.peak_gib, 'estimated_step_ms': one.step_ms}
-                    for length, one in self.of_lengths.items()],
+        'flops_per_step': self.flops_per_step, 'mfu': at(self.mfu, step_ms),
+        'mfu_with_collectives': at(self.mfu, both_ms), 'total_steps': self.parts.lengths.total_steps,
+        'hours': at(self.hours, step_ms), 'price': at(self.price, both_ms) if self.hourly_price else None,
+        'core_days': at(self.core_days, step_ms), 'core_days_with_collectives': at(self.core_days, both_ms),
+        'paper_core_days': PAPER_CORE_DAYS.get(config.name),
+        'lengths': [{'tokens': length, 'microbatches': plan.parts.config.train.microbatches,
+                     'peak_gib_per_device': plan.peak_gib, 'estimated_step_ms': plan.step_ms}
+                    for length, plan in self.of_lengths.items()],
         'collectives': [{'kind': row.kind, 'count': row.calls, 'bytes': row.num_bytes, 'sent_bytes': row.sent_bytes,
-                         **by_kind.get(row.kind, {})} for row in answer.costs.collectives] if answer else [],
-        'operations': [one._asdict() for one in answer.operations] if answer else [],
-        'kernels_by_kind': [one._asdict() for one in answer.kinds] if answer else [],
+                         **times_by_kind.get(row.kind, {})} for row in report.costs.collectives],
+        'operations': [operation._asdict() for operation in report.operations],
+        'kernels_by_kind': [kind._asdict() for kind in report.kinds],
         'uncounted_kernels': {kernel.name: kernel.calls for kernel in self.uncounted},
-        'unknown_loops': answer.costs.unknown._asdict() if answer else None,
-        'lower_s': answer.lower_s if answer else None, 'compile_s': answer.compile_s if answer else None,
-        'overflow': answer.overflow._asdict() if answer and answer.overflow else None, 'versions': versions(),
+        'unknown_loops': report.costs.unknown._asdict() if is_compiled else None,
+        'lower_s': report.lower_s if is_compiled else None, 'compile_s': report.compile_s if is_compiled else None,
+        'overflow': report.overflow._asdict() if report.overflow else None, 'versions': versions(),
         'date': time.strftime('%Y-%m-%d')}
 
 
@@ -288,20 +312,20 @@ def lay_out(subject: Subject) -> Subject:
   """
   console.begin_stage('choosing the layout')
   config, now = subject.config, subject.topology.hardware
-  first = now
+  first = now  # the hardware of the first start
   if not config.mesh.slices and config.mesh.chosen_slices:
     first = elastic.on_slices(now, config.mesh.chosen_slices)
-  found = build.lay_out(layout.reopen(config, first), first, build.Numbers(
+  laid_out = build.lay_out(layout.reopen(config, first), first, build.Numbers(
       subject.num_examples, subject.num_classes, subject.in_memory))
   try:
-    fitted = elastic.fit(found.config, first, now)
-  except TemporaryError as error:  # of a run, whose slices may come back
+    fitted = elastic.fit(laid_out.config, first, now)
+  except TemporaryError as error:  # a run would wait for its slices
     raise UserError(str(error)) from error
-  text = found.text
+  text = laid_out.text
   if now.slices != first.slices:
     text += f'\nOn {elastic.text(**elastic.describe(fitted, now.slices))}.'
   return subject._replace(config=layout.put(fitted, {'mesh.slices': now.slices}), layout=text,
-                          fits_by_arithmetic=found.fits)
+                          fits_by_arithmetic=laid_out.fits)
 
 
 def make(subject: Subject, *, is_quick: bool = False) -> Plan:
@@ -310,8 +334,8 @@ def make(subject: Subject, *, is_quick: bool = False) -> Plan:
   parts, lengths = abstract_parts(subject), subject.config.data.recipe.native_lengths
   reason = topologies.missing(subject.topology)
   if len(set(lengths)) > 1:
-    each = {length: make(at_length(subject, length), is_quick=is_quick) for length in sorted(set(lengths))}
-    return Plan(subject, parts, each[max(lengths)].answer, reason, is_quick, each)
+    plans = {length: make(at_length(subject, length), is_quick=is_quick) for length in sorted(set(lengths))}
+    return Plan(subject, parts, plans[max(lengths)].answer, reason, is_quick, plans)
   ask = quick.ask if is_quick else compile.ask
   return Plan(subject, parts, None if reason else ask(subject.request()), reason, is_quick)
 
@@ -339,35 +363,40 @@ def abstract_parts(subject: Subject) -> build.Parts:
       num_classes=subject.num_classes, in_memory=subject.in_memory)
 
 
-def numbers(config: schema.Config) -> tuple[int, int, bool]:
-  """Returns examples, classes, and whether images come from memory: from the config, else from its source."""
+def numbers(config: schema.Config) -> build.Numbers:
+  """Returns the numbers of the data: from the config, else from the source, which is opened.
+
+  Raises:
+    UserError or TemporaryError: the source cannot be opened; the message says which settings replace it.
+  """
   data = config.data
-  has_classes = data.num_classes or config.objective.takes_texts  # which have names in place of classes
+  has_classes = data.num_classes or config.objective.takes_texts  # captions take the place of classes
   if data.num_examples and has_classes and data.in_memory is not schema.InMemory.YES:
-    return data.num_examples, data.num_classes, False
+    return build.Numbers(data.num_examples, data.num_classes, False)
   try:
     opened = build.open_data(config)
   except (UserError, OSError) as error:
     raise failures.error_class(error)(f'{error}\nSet --config.data.num_examples and --config.data.num_classes to plan '
                                       f'without the data; they are {data.num_examples} and {data.num_classes}; 0 asks '
                                       'the source.') from error
-  return data.num_examples or len(opened.train), len(opened.class_names), opened.in_memory
+  return build.Numbers(data.num_examples or len(opened.train), len(opened.class_names), opened.in_memory)
 
 
 def versions() -> dict[str, str]:
   """Returns the versions of the packages that compile."""
-  found = {}
-  for name in ('jax', 'jaxlib', 'libtpu'):
+  version_by_package = {}
+  for package in ('jax', 'jaxlib', 'libtpu'):
     try:
-      found[name] = importlib.metadata.version(name)
+      version_by_package[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
       continue
-  return found
+  return version_by_package
 
 
-def overflow_text(lost: compiled.Overflow) -> str:
+def overflow_text(overflow: compiled.Overflow) -> str:
   """Returns by how much a program does not fit."""
-  if not lost.need_gib:
+  if not overflow.need_gib:
     return 'the program does not fit in the memory of a device; the compiler does not report by how much'
-  return (f'{lost.what} need {lost.need_gib:.2f} GiB, {lost.need_gib - lost.have_gib:.2f} GiB more than the '
-          f'{lost.have_gib:.2f} GiB of a device')
+  need_gib, have_gib = overflow.need_gib, overflow.have_gib
+  return (f'{overflow.what} need {need_gib:.2f} GiB, {need_gib - have_gib:.2f} GiB more than the {have_gib:.2f} GiB of '
+          'a device')

@@ -1,10 +1,12 @@
-"""A quick plan: a deep network of unrolled blocks from two shallow ones, on the line through their figures.
+"""Plans a deep network of unrolled blocks quickly: from two shallow networks, on the line through their figures.
 
 A program of unrolled blocks takes as long to compile as it has blocks, and each block adds the same time, memory and
-collectives. So the figures of `DEPTHS` blocks give those of any number: `a + b depth`. What is not proportional is what
-the compiler does once for all blocks, such as joining small collectives. A scanned network compiles as fast with any
+collectives. So the figures of `DEPTHS` blocks give those of any number: `a + b depth`. Only what the compiler does once
+for all blocks, such as joining small collectives, is not proportional. A scanned network compiles as fast with any
 depth, and is compiled as it is. A text tower that is as deep as the network of images has as many blocks in both
 programs; one of another depth keeps all of its blocks.
+
+`plan.make` calls `ask` in place of `compile.ask`.
 """
 from __future__ import annotations
 
@@ -32,45 +34,56 @@ def ask(request: compile.Request, *, by: Ask | None = None) -> compile.Answer:
   by = by or compile.ask
   if not is_shorter(request.config):
     return by(request)
-  depth: int = request.config.model.depth  # type: ignore[union-attr]
-  low, high = (by(request._replace(config=_shallow(request.config, few))) for few in DEPTHS)
+  low, high = (by(request._replace(config=_with_depth(request.config, depth))) for depth in DEPTHS)
   if low.overflow or high.overflow:
     return by(request)
-  return extend(depth, low, high)
+  return extend(getattr(request.config.model, 'depth', 0), low, high)
 
 
-def _shallow(config: schema.Config, few: int) -> schema.Config:
-  changes = {'model.depth': few}
+def _with_depth(config: schema.Config, depth: int) -> schema.Config:
+  """Returns a config with so many blocks, also in a text tower that is as deep as the network of images."""
+  changes = {'model.depth': depth}
   objective = config.objective
   if isinstance(objective, schema.Contrastive) and objective.text.depth == getattr(config.model, 'depth', 0):
-    changes['objective.text.depth'] = few
+    changes['objective.text.depth'] = depth
   return layout.put(config, changes)
 
 
 def extend(depth: int, low: compile.Answer, high: compile.Answer) -> compile.Answer:
   """Returns the figures at a depth, on the line through the answers for `DEPTHS` blocks."""
-  share = (depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
-
-  def line(a: Any, b: Any) -> Any:
-    """Returns the named tuple `b` with each whole number on the line through `a` and `b`; None counts as 0 in `a`."""
-    return b._make(max(0, round((x or 0) + (y - (x or 0)) * share)) if isinstance(y, int) else y
-                   for x, y in zip(a, b, strict=True))
-
-  def lines(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-    """Returns the rows of `after`, each on the line through the row of `before` with the same names, or 0."""
-    known = {_names(one): one for one in before}
-    return [line(known.get(_names(one), [0] * len(one)), one) for one in after]
-
-  costs = line(low.costs, high.costs)._replace(collectives=lines(low.costs.collectives, high.costs.collectives),
-                                               kernels=lines(low.costs.kernels, high.costs.kernels))
-  return line(low, high)._replace(
+  costs = _extend_row(depth, low.costs, high.costs)._replace(
+      collectives=_extend_rows(depth, low.costs.collectives, high.costs.collectives),
+      kernels=_extend_rows(depth, low.costs.kernels, high.costs.kernels))
+  operations = _extend_rows(depth, low.operations, high.operations)
+  kinds = _extend_rows(depth, low.kinds, high.kinds)
+  return _extend_row(depth, low, high)._replace(
       costs=costs, lower_s=low.lower_s + high.lower_s, compile_s=low.compile_s + high.compile_s,
-      kinds=tuple(sorted(lines(low.kinds, high.kinds), key=lambda one: -one.ns)),
-      operations=sorted(lines(low.operations, high.operations), key=lambda one: -one.cycles),
-      waits=None if high.waits is None else lines(low.waits or (), high.waits),
-      schedule=line(low.schedule, high.schedule) if low.schedule and high.schedule else None)
+      kinds=tuple(sorted(kinds, key=lambda kind: -kind.ns)),
+      operations=sorted(operations, key=lambda operation: -operation.cycles),
+      waits=None if high.waits is None else _extend_rows(depth, low.waits or (), high.waits),
+      schedule=_extend_row(depth, low.schedule, high.schedule) if low.schedule and high.schedule else None)
 
 
-def _names(row: Sequence[Any]) -> tuple[str, ...]:
-  """Returns the texts of a row, which identify it: the kind of a collective, phase and place of an operation."""
-  return tuple(one for one in row if isinstance(one, str))
+def _extend_row(depth: int, low: Any, high: Any) -> Any:
+  """Returns the named tuple `high` with each whole number at `depth` on the line; None counts as 0 in `low`."""
+  share = (depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+  values = []
+  for before, after in zip(low, high, strict=True):
+    if isinstance(after, int):
+      before = before or 0
+      after = max(0, round(before + (after - before) * share))
+    values.append(after)
+  return high._make(values)
+
+
+def _extend_rows(depth: int, low: Sequence[Any], high: Sequence[Any]) -> list[Any]:
+  """Returns the rows of `high` extended, each from the row of `low` with the same texts; zeros if there is none.
+
+  The texts of a row identify it: the kind of a collective, the phase and place of an operation.
+  """
+  low_by_texts = {_texts(row): row for row in low}
+  return [_extend_row(depth, low_by_texts.get(_texts(row), [0] * len(row)), row) for row in high]
+
+
+def _texts(row: Sequence[Any]) -> tuple[str, ...]:
+  return tuple(value for value in row if isinstance(value, str))

@@ -1,15 +1,16 @@
-"""A second time of a TPU program: each operation by its instruction schedule and its memory traffic.
+"""A second estimate of the time of a TPU program: each operation by its instruction bundles and its memory traffic.
 
-The time of an operation is `max(bundles, bytes / (0.85 bandwidth))`. XLA's own estimate charges bf16 like f32, and so
-overstates operations in bf16 that wait for memory 2 to 2.8 times; and it has no time of Pallas kernels. This second
-time has both right, but is a lower bound: the latency of memory, and loops whose length the program does not state, are
-not in it. Collectives and asynchronous copies, which run beside the operations, are in neither time.
+The time of an operation is `max(bundles, bytes / (0.85 bandwidth))`. XLA's own estimate charges bf16 like f32, so it
+overstates operations in bf16 that wait for memory by 2 to 2.8 times; and it has no time of Pallas kernels. This second
+estimate has both right, but is a lower bound: it lacks the latency of memory, and counts loops of unknown length as one
+iteration. Neither estimate includes collectives and asynchronous copies, which run beside the operations.
 
-The memory traffic is counted from the program's text: the result and the operands in the tiles that they are stored in.
-Arrays that the compiler keeps in on-chip memory (`S(1)` in the layout) are left out; of an operand that is only sliced,
+`compile` calls `read` with the counts of `bundles`. `overlap` follows the program with a `Clock`. The memory traffic is
+counted from the program's text: the result and the operands, with the padding of the tiles that they are stored in.
+Arrays that the compiler keeps in on-chip memory (`S(1)` in the layout) are left out. Of an operand that is only sliced,
 and of a result that is written in place, only the part that is touched is counted. v4 has a second memory on the chip,
-of 128 MiB beside the vector memory (CMEM, `S(3)`). The rate of its transfers is not published, so that their bytes are
-counted apart, and their time is in neither figure.
+of 128 MiB beside the vector memory (CMEM, `S(3)`). The rate of its transfers is not published, so their bytes are
+counted separately, and their time is in neither estimate.
 """
 from __future__ import annotations
 
@@ -28,100 +29,101 @@ REACHED = .85
 """Part of the peak memory bandwidth that an operation is assumed to reach."""
 CMEM = 'S(3)'
 """The second memory on the chip of v4, in a layout."""
+EVERYWHERE = 'everywhere'
 _ASYNCHRONOUS = ('-start', '-done', '-update')
 _OPERATIONS = ('fusion', 'convolution', 'copy', 'reduce', 'broadcast', 'convert', 'sqrt', 'scatter', 'gather', 'sort')
 """Opcodes that take time of the core, where the text has no estimates."""
-
-
-_ARRAY = re.compile(r'\b(pred|bf16|[sufc]\d+|f8\w+)\[([\d,]*)\](?:\{([^}]*)\})?')
-_TILE = re.compile(r'T\(([\d,]+)\)')
-_CALLED = re.compile(r'calls=%?([\w.\-]+)')
+_TILE = re.compile(r'T\(([\d,]+)\)')  # 'T(8,128)' in the layout '1,0:T(8,128)'
 _PARAMETER = re.compile(r' parameter\((\d+)\)')
 
 
 class Traffic:
-  """Counts the bytes of the instructions of a program; remembers which parts of its arguments a fusion reads.
+  """Counts the bytes that the instructions of a program read and write; caches the parts that fusions read.
 
-  `space`: the memory, as layouts name it; '' = that outside of the chip. `slices`: opcodes that read a part of their
-  first operand.
+  Args:
+    program: the parsed program.
+    space: the memory whose bytes are counted, as layouts name it, such as `CMEM`; '' = the memory outside of the chip.
+    slices: opcodes that read only a part of their first operand.
   """
 
   def __init__(self, program: hlo.Program, space: str = '', slices: Sequence[str] = ('dynamic-slice',)) -> None:
-    self._slices = slices
-    self._array_bytes = functools.partial(array_bytes, space=space)
-    self._computations = {name: {one.name: one for one in rows} for name, rows in program.computations.items()}
-    self._parts: dict[tuple[str, int], int | None] = {}
+    self._program, self._space, self._slices = program, space, slices
+    self._read_by_slices = functools.cache(self._count_slices)  # several fusions may call a computation
 
-  def num_bytes(self, one: Instruction, within: str) -> int:
-    """Returns the bytes that an instruction of the computation `within` reads and writes."""
-    known = self._computations[within]
-    fused = _CALLED.search(one.text) if one.opcode == 'fusion' else None
-    total = self._written(one, fused[1]) if fused else self._array_bytes(one.type)
-    for i, name in enumerate(one.operands):
-      size = self._array_bytes(known[name].type) if name in known else 0
-      part = self._part(fused[1], i) if fused and size else None
-      total += size if part is None else min(size, part)
+  def num_bytes(self, instruction: Instruction, computation: str) -> int:
+    """Returns the bytes that an instruction of `computation` reads and writes."""
+    siblings = self._program.computations[computation]
+    fused = instruction.called.get('calls') if instruction.opcode == 'fusion' else None
+    total = self._written_bytes(instruction, fused)
+    for index, name in enumerate(instruction.operands):
+      size = array_bytes(siblings[name].type, space=self._space) if name in siblings else 0
+      sliced = self._read_by_slices(fused, index) if fused and size else None
+      total += size if sliced is None else min(size, sliced)
     return total
 
-  def _written(self, one: Instruction, fused: str) -> int:
-    """Returns the bytes of the result of a fusion; of an update in place only those of the new part."""
-    inside = self._computations.get(fused, {})
-    root = next((x for x in inside.values() if x.is_root), None)
-    if root is not None and root.opcode == 'dynamic-update-slice' and (size := self._array_bytes(one.type)):
-      return min(size, array_bytes(inside[root.operands[1]].type, everywhere=True))
-    return self._array_bytes(one.type)
+  def _written_bytes(self, instruction: Instruction, fused: str | None) -> int:
+    """Returns the bytes of a result; of a fusion that updates an array in place, only those of the new part."""
+    size = array_bytes(instruction.type, space=self._space)
+    inside = self._program.computations.get(fused or '', {})
+    for root in inside.values():
+      if root.is_root and root.opcode == 'dynamic-update-slice':
+        return min(size, array_bytes(inside[root.operands[1]].type, space=EVERYWHERE))
+    return size
 
-  def _part(self, fused: str, index: int) -> int | None:
-    """Returns the bytes that a fusion reads of an operand through slices alone; None if it reads all of it."""
-    key = fused, index
-    if key not in self._parts:
-      self._parts[key] = self._sliced(self._computations.get(fused, {}), index)
-    return self._parts[key]
-
-  def _sliced(self, inside: Mapping[str, Instruction], index: int) -> int | None:
-    names = {one.name for one in inside.values()
-             if (found := _PARAMETER.search(one.text)) and int(found[1]) == index}
+  def _count_slices(self, fused: str, index: int) -> int | None:
+    """Returns the bytes that a fused computation reads of a parameter by slices; None if it reads all of it."""
+    inside = self._program.instructions(fused)
+    names = set()  # of the parameter, and of bitcasts of it
+    for instruction in inside:
+      parameter = _PARAMETER.search(instruction.text)
+      if parameter and int(parameter[1]) == index:
+        names.add(instruction.name)
+    if not names:
+      return None
     total = 0
-    for one in inside.values():
-      used = [i for i, name in enumerate(one.operands) if name in names] if one.opcode != 'parameter' else []
-      if not used:
+    for instruction in inside:
+      if instruction.opcode == 'parameter':
         continue
-      if one.opcode == 'bitcast' and not one.is_root:
-        names.add(one.name)
-      elif one.opcode in self._slices:
-        total += array_bytes(one.type, everywhere=True)
-      elif one.opcode == 'fusion' and (called := _CALLED.search(one.text)):
-        parts = [self._part(called[1], i) for i in used]
-        if None in parts:
-          return None
-        total += sum(part for part in parts if part is not None)
-      elif one.opcode != 'dynamic-update-slice' or used != [0]:
+      uses = [i for i, name in enumerate(instruction.operands) if name in names]
+      if not uses or (instruction.opcode == 'dynamic-update-slice' and uses == [0]):  # updated in place
+        continue
+      if instruction.opcode == 'bitcast' and not instruction.is_root:
+        names.add(instruction.name)
+      elif instruction.opcode in self._slices:
+        total += array_bytes(instruction.type, space=EVERYWHERE)
+      elif instruction.opcode == 'fusion':
+        for i in uses:
+          part = self._read_by_slices(instruction.called['calls'], i)
+          if part is None:
+            return None
+          total += part
+      else:
         return None
-    return total if names else None
+    return total
 
 
-def array_bytes(type_text: str, *, everywhere: bool = False, space: str = '') -> int:
-  """Returns the bytes of all arrays of a type in their tiles: of those in the memory `space`, or `everywhere`."""
+def array_bytes(type_text: str, *, space: str = '') -> int:
+  """Returns the bytes, with the padding of tiles, of those arrays of a type that are in the memory `space`.
+
+  '' = the memory outside of the chip; `EVERYWHERE` = all arrays.
+  """
   total = 0
-  for dtype, dims, layout in _ARRAY.findall(type_text):
-    if everywhere or (space in layout if space else 'S(' not in layout):
-      total += _padded([int(dim) for dim in dims.split(',') if dim], layout) * _item_bits(dtype) // 8
+  for array in hlo.arrays(type_text):
+    is_outside = 'S(' not in array.layout
+    if space == EVERYWHERE or (space in array.layout if space else is_outside):
+      total += _padded_size(array) * array.item_bits // 8
   return total
 
 
-def _item_bits(dtype: str) -> int:
-  return 8 if dtype == 'pred' else int((re.search(r'\d+', dtype) or ['8'])[0])
+def _padded_size(array: hlo.ArrayType) -> int:
+  """Returns the number of elements with padding: `f32[64,196]{1,0:T(8,128)}` has 64 x 256.
 
-
-def _padded(shape: list[int], layout: str) -> int:
-  """Returns the number of elements with padding.
-
-  The last axes of the layout, the fastest first, are multiples of the tile's sides.
+  The layout lists the axes, the fastest first. The fastest axes are padded to multiples of the sides of the tile.
   """
-  order = [int(axis) for axis in layout.partition(':')[0].split(',') if axis]
-  tile = _TILE.search(layout)
+  order = [int(axis) for axis in array.layout.partition(':')[0].split(',') if axis]
+  tile = _TILE.search(array.layout)
   sides = [int(side) for side in tile[1].split(',')] if tile else []
-  shape = list(shape)
+  shape = list(array.shape)
   if len(sides) <= len(shape):
     for axis, side in zip(order, reversed(sides), strict=False):
       shape[axis] = -(-shape[axis] // side) * side
@@ -129,14 +131,14 @@ def _padded(shape: list[int], layout: str) -> int:
 
 
 class Schedule(NamedTuple):
-  """The second time of a step of one device, in cycles.
+  """The second estimate of the time of a step of one device, in cycles.
 
-  memory_cycles: of the operations that wait for memory.
-  uncounted: operations without a schedule, whose time is that of memory alone; `uncounted_cycles`: XLA's estimate of
-    them.
-  unknown_loops: loops inside operations that are counted as one iteration.
-  kernels: names of Pallas kernels without a schedule.
-  cmem_bytes: that operations read from and write to the second memory of v4's chip, whose time is not counted.
+  memory_cycles: cycles of the operations that wait for memory.
+  uncounted: number of operations without a count of bundles, whose time is that of their bytes alone.
+  uncounted_cycles: XLA's estimate for these operations.
+  unknown_loops: number of loops inside operations that are counted as one iteration.
+  kernels: names of Pallas kernels without a count of bundles.
+  cmem_bytes: bytes that operations read from and write to the second memory of v4's chip, whose time is not counted.
   """
   cycles: int
   memory_cycles: int
@@ -149,81 +151,81 @@ class Schedule(NamedTuple):
 
 def read(text: str, counts: Mapping[str, Count], *,
          bytes_a_cycle: float) -> tuple[Schedule, dict[tuple[str, str], int]]:
-  """Returns the second time of a compiled program, and its cycles by phase and place of the operations.
+  """Returns the second estimate of a compiled program, and its cycles by phase and place of the operations.
 
   Args:
     text: of the program, `compiled.as_text()`.
-    counts: of its operations, `bundles.read`. The compiler schedules one of several equal operations; the others have
-      the same type and estimate.
+    counts: bundles of the operations by name, `bundles.read`. The compiler schedules one of several equal operations;
+      the others have the same type and estimate.
     bytes_a_cycle: peak bandwidth of the memory.
   """
   program = hlo.parse(text)
-  clock, on_chip = Clock(program, counts, bytes_a_cycle), Traffic(program, CMEM)
-  rows: Counter[tuple[str, str]] = Counter()
-  sums: Counter[str] = Counter()
+  clock, cmem = Clock(program, counts, bytes_a_cycle), Traffic(program, CMEM)
+  cycles_by_place: Counter[tuple[str, str]] = Counter()
+  memory_cycles = uncounted = uncounted_cycles = unknown_loops = cmem_bytes = 0
   kernels: dict[str, None] = {}
-
-  def add(one: Instruction, within: str, times: int) -> None:
-    found, memory = clock.count(one), clock.memory(one, within)
-    cycles, own = times * clock.cycles(one, within), found.cycles if found else 0
-    sums['cmem'] += times * on_chip.num_bytes(one, within)
-    sums.update(cycles=cycles, memory=cycles * (memory > own), loops=times * (found.unknown_loops if found else 0))
-    rows[compiled.place(one.source or one.opcode)] += cycles
-    if found is None:
-      sums.update(uncounted=times, estimate=times * one.cycles)
-      kernels.update({one.name: None} if compiled.is_kernel(one) else {})
-
-  def visit(name: str, times: int) -> None:
-    for one in program.computations.get(name, ()):
-      if clock.is_counted(one):
-        add(one, name, times)
-      if one.opcode not in ('fusion', 'custom-call-start'):
-        for called, trips in program.calls(one, name):
-          visit(called, times * (1 if trips is None else trips))
-
-  visit(program.entry, 1)
-  return Schedule(sums['cycles'], sums['memory'], sums['uncounted'], sums['estimate'], sums['loops'],
-                  list(kernels), sums['cmem']), dict(rows)
+  for visit in program.walk():
+    instruction, computation, times = visit.instruction, visit.computation, visit.times
+    if visit.is_inside('fusion', 'custom-call-start') or not clock.is_counted(instruction):
+      continue
+    count = clock.count(instruction)
+    cycles = times * clock.cycles(instruction, computation)
+    cycles_by_place[compiled.locate(instruction)] += cycles
+    cmem_bytes += times * cmem.num_bytes(instruction, computation)
+    if clock.memory_cycles(instruction, computation) > (count.cycles if count else 0):
+      memory_cycles += cycles
+    if count:
+      unknown_loops += times * count.unknown_loops
+    else:
+      uncounted += times
+      uncounted_cycles += times * instruction.cycles
+      if compiled.is_kernel(instruction):
+        kernels[instruction.name] = None
+  return Schedule(
+      cycles=cycles_by_place.total(), memory_cycles=memory_cycles, uncounted=uncounted,
+      uncounted_cycles=uncounted_cycles, unknown_loops=unknown_loops, kernels=list(kernels),
+      cmem_bytes=cmem_bytes), dict(cycles_by_place)
 
 
 class Clock:
-  """The cycles of the operations of a program: of each the larger of its instruction bundles and its bytes.
+  """Counts the cycles of the operations of a program: of each the larger of its bundles and its bytes.
 
   `counts` and `bytes_a_cycle` are those of `read`.
   """
 
   def __init__(self, program: hlo.Program, counts: Mapping[str, Count], bytes_a_cycle: float) -> None:
-    self._program, self._counts, self._moved, self._rate = program, counts, Traffic(program), bytes_a_cycle
+    self._program, self._counts, self._traffic, self._bytes_a_cycle = program, counts, Traffic(program), bytes_a_cycle
     # The compiler's dump has the text from before the estimates: there, all that has a schedule is an operation.
-    self._has_estimates = any(one.cycles for one in program.computations.get(program.entry, ()))
-    self._alike = {_likeness(one): counts[one.name] for rows in program.computations.values() for one in rows
-                   if one.name in counts and self.is_counted(one)}
+    self._has_estimates = any(instruction.cycles for instruction in program.instructions(program.entry))
+    self._count_by_likeness = {
+        _likeness(instruction): counts[instruction.name]
+        for instructions in program.computations.values() for instruction in instructions.values()
+        if instruction.name in counts and self.is_counted(instruction)}
 
-  def is_counted(self, one: Instruction) -> bool:
+  def is_counted(self, instruction: Instruction) -> bool:
     """Returns whether an instruction takes time of the core: operations of XLA with an estimate, and kernels."""
-    kind = one.opcode.removesuffix('-start').removesuffix('-done')
-    if kind in compiled.KINDS or one.opcode.endswith(_ASYNCHRONOUS):
+    if instruction.opcode in compiled.KINDS or instruction.opcode.endswith(_ASYNCHRONOUS):
       return False
-    if self._has_estimates or one.opcode not in _OPERATIONS:
-      return one.cycles > 0 or compiled.is_kernel(one)
-    return not compiled.begun(self._program, one)
+    if self._has_estimates or instruction.opcode not in _OPERATIONS:
+      return instruction.cycles > 0 or compiled.is_kernel(instruction)
+    return not compiled.started_in(self._program, instruction)
 
-  def count(self, one: Instruction) -> Count | None:
-    """Returns the schedule of an operation, or that of an equal one; None if there is neither."""
-    return self._counts.get(one.name) or self._alike.get(_likeness(one))
+  def count(self, instruction: Instruction) -> Count | None:
+    """Returns the bundles of an operation, or those of an equal one; None if there is neither."""
+    return self._counts.get(instruction.name) or self._count_by_likeness.get(_likeness(instruction))
 
-  def memory(self, one: Instruction, within: str) -> float:
+  def memory_cycles(self, instruction: Instruction, computation: str) -> float:
     """Returns the cycles that the bytes of an operation take."""
-    return self._moved.num_bytes(one, within) / self._rate / REACHED
+    return self._traffic.num_bytes(instruction, computation) / self._bytes_a_cycle / REACHED
 
-  def cycles(self, one: Instruction, within: str) -> int:
-    """Returns the cycles of an operation of the computation `within`; 0 if it takes no time of the core."""
-    if not self.is_counted(one):
+  def cycles(self, instruction: Instruction, computation: str) -> int:
+    """Returns the cycles of an operation of `computation`; 0 if it takes no time of the core."""
+    if not self.is_counted(instruction):
       return 0
-    found = self.count(one)
-    return round(max(self.memory(one, within), found.cycles if found else 0))
+    count = self.count(instruction)
+    return round(max(self.memory_cycles(instruction, computation), count.cycles if count else 0))
 
 
-def _likeness(one: Instruction) -> tuple[str, str, int]:
-  return one.opcode, one.type, one.cycles
-
+def _likeness(instruction: Instruction) -> tuple[str, str, int]:
+  """Returns opcode, type and estimate, which are the same for equal operations."""
+  return instruction.opcode, instruction.type, instruction.cycles

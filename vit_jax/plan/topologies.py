@@ -1,7 +1,9 @@
-"""Hardware that a run can be planned for: chips and slices, and descriptions of their devices.
+"""The hardware that a run can be planned for: its chips and slices, and devices for the compiler.
 
-A device is a device of jax: a core on TPU v2, v3 and TPU7x, a chip elsewhere (two cores run as one on v4 and
-v5p). Imports jax only in `open_devices`, since the environment has to be set before.
+`for_run` parses a name such as `v3:16x16`, a slice of 16 x 16 chips. `missing` says whether this machine can compile
+for it. The process that compiles sets `environment` before it imports jax, and then calls `open_devices`, so only it
+imports jax here. A device is a device of jax: a core on TPU v2, v3 and TPU7x, a chip elsewhere (two cores run as
+one on v4 and v5p).
 """
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import schema
@@ -23,18 +25,17 @@ from vit_jax.plan import cards
 if TYPE_CHECKING:
   import jax
 
-GIB = 2**30
-
 
 class Chip(NamedTuple):
   """The properties of one device.
 
   hbm_gib: memory that a program may use; for TPUs read off the compiler's own errors (libtpu 0.0.51).
-  peak_flops: dense bf16 FLOP/s.                   hbm_bytes_s: of the memory.
-  ring_bytes_s: what a device sends around one ring of neighbors, both directions together.
-  clock_hz: of the cycles that the compiler counts; 0 = it counts none.
-  cores: in one device, for core-days.
-  between_bytes_s: its share of the bandwidth of its host to other slices; 0 = unknown.
+  peak_flops: dense bf16 FLOP/s.
+  hbm_bytes_s: bytes per second of the memory.
+  ring_bytes_s: bytes per second that a device sends around one ring of neighbors, both directions together.
+  clock_hz: frequency of the cycles that the compiler counts; 0 = it counts none.
+  cores: number of cores in one device, for core-days.
+  between_bytes_s: the device's share of the bandwidth of its host to other slices; 0 = unknown.
   capability: the compute capability of a GPU.
   """
   platform: str
@@ -61,10 +62,10 @@ CHIPS = {
     'v5p': Chip('tpu', 95.73, 459e12, 2765e9, 200e9, 1.75e9, 2, between_bytes_s=6.25e9),
     'v6e': Chip('tpu', 31.24, 918e12, 1640e9, 200e9, 1.75e9, between_bytes_s=12.5e9),
     'tpu7x': Chip('tpu', 96., 1153.5e12, 3690e9, 100e9, between_bytes_s=6.25e9),
-    # NVIDIA datasheets, SXM, without sparsity; NVLink, one direction.
-    # `gpu`: the least of them.
+    # NVIDIA datasheets, SXM, without sparsity; NVLink, one direction. `gpu` stands for any GPU, with the least figures.
+    # The clock of 1 GHz makes cycles of the nanoseconds that `gpu_kernels` estimates.
     **dict.fromkeys(('gpu', 'a100'), Chip('gpu', 76., 312e12, 2039e9, 300e9, capability=8.)),
-    'h100': Chip('gpu', 76., 989e12, 3350e9, 450e9, 1e9, capability=9.),  # of an estimate in nanoseconds
+    'h100': Chip('gpu', 76., 989e12, 3350e9, 450e9, 1e9, capability=9.),
     'h200': Chip('gpu', 134., 989e12, 4800e9, 450e9, 1e9, capability=9.),
     # A nominal simulated device, to try a plan on: the figures are a convention, not a measurement.
     'cpu': Chip('cpu', 8., .1e12, 10e9, 10e9),
@@ -82,10 +83,11 @@ _NUMBERED_BY_CORES = ('v2', 'v3', 'v4', 'v5p', 'tpu7x')
 
 
 def _grids(sides: tuple[int, int, int]) -> tuple[str, ...]:
-  """Returns the slices of a pod, each with its sides in ascending order, from small to large."""
-  cubes = sorted((math.prod(grid), sum(grid), grid) for grid in itertools.product(
-      *(range(4, side + 1, 4) for side in sides)) if list(grid) == sorted(grid))
-  return (*_PARTS, *('x'.join(map(str, grid)) for _, _, grid in cubes))
+  """Returns the slices of a pod, such as `4x4x8`, each with its sides in ascending order, from small to large."""
+  multiples_of_4 = itertools.product(*(range(4, side + 1, 4) for side in sides))
+  grids = sorted((grid for grid in multiples_of_4 if list(grid) == sorted(grid)),
+                 key=lambda grid: (math.prod(grid), sum(grid), grid))
+  return (*_PARTS, *('x'.join(map(str, grid)) for grid in grids))
 
 
 GRIDS = {'v2': _PODS[:6], 'v3': _PODS, 'v5e': _FLAT, 'v6e': _FLAT,
@@ -98,15 +100,25 @@ def num_chips(grid: str) -> int:
   return math.prod(map(int, grid.split('x')))
 
 
-# Names of cloud providers -> names of the compiler. Of several grids with as many chips a name is that of the most
-# compact one, in which neighbors are nearest.
-ALIASES = {f'{name}-{num_chips(grid) * (2 if kind in _NUMBERED_BY_CORES else 1)}': f'{kind}:{grid}'
-           for kind, grids in GRIDS.items() for grid in reversed(grids)
-           for name in (kind, *(nick for nick, chip in NICKNAMES.items() if chip == kind))}
+def _aliases() -> dict[str, str]:
+  """Returns the names of this module by those of cloud providers: `v3-512` is `v3:16x16`.
+
+  Of several grids with as many chips, a name stands for the most compact one, in which neighbors are nearest.
+  """
+  name_by_alias: dict[str, str] = {}
+  for kind, grids in GRIDS.items():
+    nicknames = [nickname for nickname, chip in NICKNAMES.items() if chip == kind]
+    for grid in reversed(grids):  # the first of equal sizes is the most compact one
+      number = num_chips(grid) * (2 if kind in _NUMBERED_BY_CORES else 1)
+      name_by_alias |= {f'{name}-{number}': f'{kind}:{grid}' for name in (kind, *nicknames)}
+  return name_by_alias
+
+
+ALIASES = _aliases()
 
 
 class Topology(NamedTuple):
-  """A slice: `v3:16x16` has 512 devices of chip `v3`. Or several equal `slices`, with `num_devices` in total."""
+  """One slice or several equal `slices`, with `num_devices` in total: `v3:16x16` has 512 devices of the kind `v3`."""
   name: str
   kind: str
   chip: Chip
@@ -120,14 +132,14 @@ class Topology(NamedTuple):
 
   @property
   def hardware(self) -> layout.Hardware:
-    """As `parallel/layout.py` needs it to be described."""
+    """The description that `parallel/layout.py` needs, with the numbers of devices of all possible slices."""
     counts = {num_chips(grid) * _DEVICES_A_CHIP.get(self.kind, 1) for grid in GRIDS.get(self.kind, ())}
     return layout.Hardware(self.kind, self.chip.platform, self.num_devices, self.chip.hbm_gib, self.slices,
                            tuple(sorted(counts)), self.chip.capability)
 
   @property
   def num_chips(self) -> int:
-    """TPU chips or GPUs, which are what one pays for."""
+    """Number of TPU chips or GPUs, which have a price."""
     return self.num_devices // _DEVICES_A_CHIP.get(self.kind, 1)
 
   @property
@@ -135,13 +147,14 @@ class Topology(NamedTuple):
     return self.num_devices * self.chip.cores
 
 
-def _nearest(name: str) -> list[str]:
-  """Returns the known name that is most like one of the same chip; none for an unknown chip."""
+def _hint(name: str) -> str:
+  """Returns the line `Did you mean v3-512?` with the most similar name of the same chip; '' for an unknown chip."""
   kind, sign, size = re.split('([:-]|$)', name, maxsplit=1)
-  grids = [f'{chip}:{grid}' for chip, known in GRIDS.items() for grid in known]
-  names = [one for one in (*grids, *ALIASES) if re.split('[:-]', one)[0] == kind]
-  other = f'{kind}{"-" if sign == ":" else ":"}{size}'
-  return [other] if other in names else globs.similar_names(name, names)
+  names = [f'{kind}:{grid}' for grid in GRIDS.get(kind, ())]
+  names += [alias for alias in ALIASES if alias.partition('-')[0] == kind]
+  with_other_sign = f'{kind}{"-" if sign == ":" else ":"}{size}'
+  similar = [with_other_sign] if with_other_sign in names else globs.similar_names(name, names)
+  return f'Did you mean {similar[0]}?' if similar else ''
 
 
 def parse(text: str, *, slices: int = 1) -> Topology:
@@ -163,13 +176,11 @@ def parse(text: str, *, slices: int = 1) -> Topology:
     return Topology(f'{kind}:{size}', kind, CHIPS[kind], num_devices * slices, slices)
   if kind in CHIPS and kind not in GRIDS and re.fullmatch(r'[1-9]\d{0,4}', size):
     return Topology(name, kind, CHIPS[kind], int(size))
-  near = _nearest(name)
-  numbered = '  '.join(f'{k}:N' for k in CHIPS if k not in GRIDS)
-  raise UserError('\n'.join([f'--topology: expected one of the topologies below, got {text!r}.', *_known(),
-                             f'  N devices: {numbered}',
-                             '  names of cloud providers, such as v3-512, v4-4096, v5litepod-16, v6e-256; several '
-                             'slices: --config.mesh.slices=N',
-                             *([f'Did you mean {near[0]}?'] if near else [])]))
+  numbered = '  '.join(f'{chip}:N' for chip in CHIPS if chip not in GRIDS)
+  raise UserError('\n'.join(filter(None, [
+      f'--topology: expected one of the topologies below, got {text!r}.', *map(_describe_grids, GRIDS),
+      f'  N devices: {numbered}', '  names of cloud providers, such as v3-512, v4-4096, v5litepod-16, v6e-256; several '
+      'slices: --config.mesh.slices=N', _hint(name)])))
 
 
 def for_run(config: schema.Config, text: str, slices: int = 0) -> Topology:
@@ -189,12 +200,11 @@ def for_run(config: schema.Config, text: str, slices: int = 0) -> Topology:
   return parse(text, slices=slices or config.mesh.slices or config.mesh.chosen_slices or 1)
 
 
-def _known() -> Iterator[str]:
-  """Returns a line on the grids of each chip."""
-  for kind, grids in GRIDS.items():
-    shown = '  '.join(_PARTS if kind in POD_SIDES else grids)
-    cubes = f'  and 4x4x4 to {grids[-1]}, each side a multiple of 4' if kind in POD_SIDES else ''
-    yield f'  {kind + ":":<7}{shown}{cubes}'
+def _describe_grids(kind: str) -> str:
+  """Returns a line with the grids of a chip."""
+  if kind not in POD_SIDES:
+    return f'  {kind + ":":<7}{"  ".join(GRIDS[kind])}'
+  return f'  {kind + ":":<7}{"  ".join(_PARTS)}  and 4x4x4 to {GRIDS[kind][-1]}, each side a multiple of 4'
 
 
 def missing(topology: Topology) -> str:

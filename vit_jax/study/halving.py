@@ -71,7 +71,7 @@ def ranked(search: schema.Search, tasks: Sequence[Task]) -> list[Task]:
 def check_same(workdir: pathlib.Path, search: schema.Search) -> None:
   """Writes the settings of a new search; raises UserError if an earlier start wrote others. Points may differ."""
   current = {'seed': search.seed, 'metric': search.metric, 'rungs': [rung.label for rung in rungs(search.method)],
-         'ranges': {setting: repr(values) for setting, values in search.ranges.items()}}
+             'ranges': {setting: repr(values) for setting, values in search.ranges.items()}}
   path = workdir / RECORD
   if not path.is_file():
     _write_once(path, current)
