@@ -142,7 +142,7 @@ MUTATIONS = (
              'evaluate/test_health.py'),
     Mutation('evaluate/health.py', "'bilinear')[:, :, ::-1]", "'bilinear')", 'evaluate/test_health.py'),
     Mutation('objectives/dino.py', '.max(counts_R)', '.add(counts_R)', 'objectives/test_dino.py'),
-    Mutation('evaluate/ridge.py', '(y - predicted) / np.maximum(1. - hat, 1e-12)[:, None]', '(y - predicted)',
+    Mutation('evaluate/fewshot.py', '(y - x @ w) / np.maximum(1. - h, 1e-12)[:, None]', '(y - x @ w)',
              'evaluate/test_ridge.py evaluate/test_fewshot.py'),
     Mutation('models/vit/interpolate.py', 'np.minimum(whole + 1, old - 1)', 'np.minimum(whole + 1, old - 2)',
              'models/test_interpolate.py models/test_positions.py weights/test_resize.py'),

@@ -119,12 +119,20 @@ def text(scores: ByClass, names: Sequence[str]) -> str:
   rows: list[tuple[str, ...]] = [('class', 'precision', 'recall', 'F1', 'images', 'predicted')]
   for label, *shares, num_images, num_predicted in zip(*scores, strict=True):
     rows.append((name_of(names, label), *map(_percent, shares), f'{num_images:,}', f'{num_predicted:,}'))
-  for which, means in ('macro mean', scores.mean()), ('weighted mean', scores.weighted_mean()):
-    rows.append((which, *map(_percent, means.values()), f'{scores.num_images.sum():,}',
+  for title, means in ('macro mean', scores.mean()), ('weighted mean', scores.weighted_mean()):
+    rows.append((title, *map(_percent, means.values()), f'{scores.num_images.sum():,}',
                  f'{scores.num_predicted.sum():,}'))
+  return align(rows)
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+  """Returns a table as text: the first column is aligned left, the others right."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return '\n'.join('  '.join([f'{row[0]:<{widths[0]}}', *(
-      f'{cell:>{width}}' for cell, width in zip(row[1:], widths[1:], strict=True))]) for row in rows)
+  lines = []
+  for first, *others in rows:
+    aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+    lines.append('  '.join([first.ljust(widths[0]), *aligned]))
+  return '\n'.join(lines)
 
 
 def to_csv(scores: ByClass, names: Sequence[str]) -> str:
@@ -132,8 +140,8 @@ def to_csv(scores: ByClass, names: Sequence[str]) -> str:
   out = io.StringIO()
   writer = csv.writer(out, lineterminator='\n')
   writer.writerow(COLUMNS)
-  writer.writerows((name_of(names, label), label, *shares) for label, *shares in zip(
-      *(column.tolist() for column in scores), strict=True))
+  for label, *numbers in zip(*(column.tolist() for column in scores), strict=True):
+    writer.writerow((name_of(names, label), label, *numbers))
   return out.getvalue()
 
 
