@@ -109,8 +109,7 @@ def read_texts(source: Source, rule: TextRule, most: int, where: str, *, advice:
     where: the setting that begins messages.
     advice: what to do about a source without captions; '' = of an evaluation.
 
-  Raises:
-    UserError: the source has no captions.
+  Raises UserError if the source has no captions.
   """
   for origin in origins(source):
     if not has_captions(origin):

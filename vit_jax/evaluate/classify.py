@@ -107,8 +107,7 @@ class TopK:
   def measure(self, selected: PyTree) -> Result:
     """Returns metrics, counts and predictions. `selected` and the batches must be on the same mesh.
 
-    Raises:
-      UserError: the logits have another number of classes or are not finite, or there is no valid example.
+    Raises UserError if the logits have another number of classes or are not finite, or there is no valid example.
     """
     totals: dict[str, np.ndarray] = {}
     guesses: list[dict[str, np.ndarray]] = []

@@ -185,8 +185,7 @@ def write(work: Work, compute: Callable[[range], Block], *, share: tuple[int, in
   Returns:
     On process 0, a note of each shard: `num_rows`, `num_bad`. None if the same files exist already.
 
-  Raises:
-    UserError: the target, or its unfinished files, have other content, or cannot be written.
+  Raises UserError if the target, or its unfinished files, have other content, or cannot be written.
   """
   unfinished = work.unfinished
   is_taken = work.target.is_dir() and work.format is not store.FOLDER  # even by an empty folder

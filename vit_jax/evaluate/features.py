@@ -128,8 +128,7 @@ class Store:
   def find(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
     """Returns the table if every process has its part of it, else None.
 
-    Raises:
-      UserError: the folder of these weights contains features of other weights.
+    Raises UserError if the folder of these weights contains features of other weights.
     """
     what = _name(identity)
     kept = self._kept.get(what)
@@ -237,8 +236,7 @@ def _blocks(table: Table) -> Iterator[store.Block]:
 def _read_folder(folder: pathlib.Path, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
   """Reads this process's rows from the files of all processes that wrote them; None if some are missing or damaged.
 
-  Raises:
-    UserError: the files are of other weights or features.
+  Raises UserError if the files are of other weights or features.
   """
   try:
     files = [store.open_complete(path) for path in sorted(folder.glob('*.parquet'))]
@@ -271,8 +269,7 @@ def _read(files: Sequence[store.Written], layout: Layout, folder: pathlib.Path |
     layout: of the table.
     folder: see `_empty`.
 
-  Raises:
-    UserError: an example is not one of the source or is there twice, or a value is not finite.
+  Raises UserError if an example is not one of the source or is there twice, or a value is not finite.
   """
   table = _empty(layout, files[0].info['shape'][0], folder)
   is_read = np.zeros(layout.num_examples, bool)
@@ -337,8 +334,8 @@ class Split:
   def table(self, selected: PyTree) -> Table:
     """Returns the features of these weights. Every process must call it.
 
-    Raises:
-      UserError: features are not finite, there is no valid example, or the features on disk are of other weights.
+    Raises UserError if features are not finite, there is no valid example, or the features on disk are of other
+    weights.
     """
     table = self.stored(selected)
     began, self.spent_s = time.monotonic(), 0.
@@ -350,8 +347,7 @@ class Split:
   def stored(self, selected: PyTree) -> Table | None:
     """Returns the features of these weights if they are stored, else None. Every process must call it.
 
-    Raises:
-      UserError: the features on disk are of other weights.
+    Raises UserError if the features on disk are of other weights.
     """
     return self._store.find(self._identity, digest(selected), self.layout)
 
@@ -385,8 +381,7 @@ class Split:
 
     Each batch is fetched while the next is computed. Every process must take all of them.
 
-    Raises:
-      UserError: features are not finite.
+    Raises UserError if features are not finite.
     """
     for features, counts, batch in started_ahead(self._begin(selected, batch) for batch in self._loader.batches()):
       broken, counted = jax.device_get(counts).tolist()

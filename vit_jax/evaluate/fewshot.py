@@ -61,8 +61,7 @@ def draw(label: HostArray, class_names: Sequence[str], *, shots: Sequence[int], 
     protocol: `big_vision` draws what big_vision draws of examples in the same order, and takes all examples of a class
       with fewer than there are shots.
 
-  Raises:
-    UserError: a class has fewer examples than shots, and the protocol is not big_vision.
+  Raises UserError if a class has fewer examples than shots, and the protocol is not big_vision.
   """
   is_big_vision = protocol is schema.FewShotProtocol.BIG_VISION
   examples_by_class = [np.flatnonzero(label == c) for c in range(len(class_names))]

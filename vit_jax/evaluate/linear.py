@@ -81,8 +81,7 @@ def choose(fit: Callable[[Data, Sequence[float]], Linear], data: Data, settings:
     rank: chooses the best setting.
     extend: whether to extend the grid while its smallest or largest setting is the best.
 
-  Raises:
-    UserError: no class has two examples, so no example can be held out.
+  Raises UserError if no class has two examples, so no example can be held out.
   """
   setting, held_out, nll = settings[0], math.nan, math.nan
   if len(settings) > 1:
@@ -152,8 +151,7 @@ def hold_out(label: HostArray, counts: HostArray, *, part: float, name: str = 't
     part: fraction of held-out examples.
     name: of the split, for messages.
 
-  Raises:
-    UserError: no class has two examples.
+  Raises UserError if no class has two examples.
   """
   shuffled = np.random.Generator(np.random.Philox(key=0)).permutation(len(label))
   shuffled = shuffled[counts[shuffled]]

@@ -140,8 +140,7 @@ class Resources:
     The `implementation` of the settings of an evaluation is a function `build(resources, name, settings)`. It returns
     the function that builds the evaluator of a view.
 
-    Raises:
-      UserError: an evaluation names a view that the objective does not have, or cannot be built.
+    Raises UserError if an evaluation names a view that the objective does not have, or cannot be built.
     """
     evaluators: dict[str, dict[str, Measuring]] = {}
     for name, settings in self.config.evals.items():
@@ -207,15 +206,16 @@ class Resources:
     """Returns the features of a view on a source; with another `reader`, `reads` says which features it returns."""
     from vit_jax.evaluate.features import Split  # only here: few runs evaluate features
     size = self.batch_size(name, settings)
-    is_theirs = isinstance(settings, schema.FewShot) and settings.protocol is schema.FewShotProtocol.BIG_VISION
-    recipe = squashed_crop(self.config) if is_theirs else self.config.data.recipe
+    is_big_vision = isinstance(settings, schema.FewShot) and settings.protocol is schema.FewShotProtocol.BIG_VISION
+    recipe = squashed_crop(self.config) if is_big_vision else self.config.data.recipe
     layers = settings.features if isinstance(settings, schema.FrozenEvaluation) else schema.FeatureLayers()
     identity = identify(source, recipe=recipe, image_px=self.config.image_px,
-                        network=(self.config.model, self.config.head), view=view, layers=layers, after_hidden=is_theirs)
+                        network=(self.config.model, self.config.head), view=view, layers=layers,
+                        after_hidden=is_big_vision)
     if reads:
       identity['features'] = reads
     return Split(
-        reader or self._reader(name, layers, view, after_hidden=is_theirs), self.prepare,
+        reader or self._reader(name, layers, view, after_hidden=is_big_vision), self.prepare,
         self.loader(source, size, in_memory=in_memory, recipe=recipe),
         batch_size=size, mesh=self.mesh, store=self.store, identity=identity,
         name=f'evals.{name} ({title(source)}, {view})', bar=self.bar)
@@ -237,9 +237,11 @@ def identify(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int]
              network: tuple[schema.Model, schema.Head], view: str, layers: schema.FeatureLayers,
              after_hidden: bool = False) -> dict[str, str]:
   """Returns everything but the weights that features depend on, as text by name."""
-  pictures = (image_px, recipe.eval_resize_px, recipe.eval_geometry, *geometry.eval_resampling(recipe), recipe.mean,
-              recipe.std, recipe.upright, recipe.truncate,
-              *((recipe.eval_native_patch,) if recipe.eval_native_patch else ()))
+  pictures: tuple[object, ...] = (
+      image_px, recipe.eval_resize_px, recipe.eval_geometry, *geometry.eval_resampling(recipe), recipe.mean, recipe.std,
+      recipe.upright, recipe.truncate)
+  if recipe.eval_native_patch:
+    pictures += (recipe.eval_native_patch,)
   return {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures), 'network': repr(network), 'view': view,
           'features': repr(layers) + ' after the hidden layer' * after_hidden, 'code': __version__}
 
@@ -264,9 +266,10 @@ def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
 
 
 def _whole_eval_source(config: schema.Config, data: Data, settings: schema.Evaluation) -> Source:
+  """Returns the test source of an evaluation without its limit."""
   # Evaluations of features do not use the classes of loaded weights.
-  is_apart = isinstance(settings, schema.FeatureEvaluation) and data.train is data.eval
-  if settings.split or settings.source or is_apart:
+  has_classes_of_weights = isinstance(settings, schema.FeatureEvaluation) and data.train is data.eval
+  if settings.split or settings.source or has_classes_of_weights:
     return open_split(config, settings.source, settings.split or config.data.eval_split, order=data.class_names)
   return data.eval
 

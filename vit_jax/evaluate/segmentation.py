@@ -155,8 +155,7 @@ class Tokens:
   def table(self, selected: PyTree, draw: Draw) -> Data:
     """Returns the drawn tokens of all images on the devices; `example` is the position of their image.
 
-    Raises:
-      UserError: they do not fit into memory, or none has a class.
+    Raises UserError if they do not fit into memory, or none has a class.
     """
     limit = workers.memory_bytes() // MEMORY_SHARE
     num_images = -(-self.num_examples // jax.process_count())
@@ -358,8 +357,7 @@ def describe(settings: schema.Segmentation, layers: str, images: MaskedImages) -
 def find_grid(backbone: Backbone, image_px: tuple[int, int], *, name: str) -> tuple[int, int]:
   """Returns the grid (h, w) of the tokens of a network for images of this size, from shapes.
 
-  Raises:
-    UserError: the sides of the image are not multiples of those of the grid.
+  Raises UserError if the sides of the image are not multiples of those of the grid.
   """
   grids: list[tuple[int, int]] = []
 

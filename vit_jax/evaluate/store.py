@@ -113,8 +113,7 @@ def text(name: str) -> str:
 def choose(target: pathlib.Path, name: str = '') -> Format:
   """Returns the format of a target, by its suffix; a folder is one of Parquet shards. `name` is that of `--format`.
 
-  Raises:
-    UserError: a name that does not fit the suffix.
+  Raises UserError if the name does not fit the suffix.
   """
   by_suffix = FILES.get(target.suffix)
   if not by_suffix and re.fullmatch(r'\.[a-z][a-z0-9]{1,10}', target.suffix):  # such as `.safetensors`
@@ -138,8 +137,7 @@ class Written(NamedTuple):
   def blocks(self) -> Iterator[Block]:
     """Yields the examples, and compares all checksums.
 
-    Raises:
-      UserError: something differs from what was written. Blocks may have been yielded before.
+    Raises UserError if something differs from what was written. Blocks may have been yielded before.
     """
     path, info = self.path, self.info
     assert self.format.read is not None
@@ -164,8 +162,7 @@ class Written(NamedTuple):
 def open_complete(path: pathlib.Path) -> Written:
   """Returns the description of complete files.
 
-  Raises:
-    UserError: there is something else, or it has changed since it was written.
+  Raises UserError if there is something else, or it has changed since it was written.
   """
   if not path.exists():
     raise UserError(f'{path}: expected the output of vit-jax embed, got no such file or folder. Check the path.')
@@ -257,9 +254,8 @@ class _Checksums:
   def add(self, block: Block) -> None:
     # An array is hashed without a copy if it has the dtype and the layout already.
     names = ''.join(f'{text(name)}\0' for name in block.name).encode()
-    columns: list[HostArray | bytes] = [np.ascontiguousarray(block.id, '<i8'), names,
-                                        np.ascontiguousarray(block.label, '<i4'),
-                                        np.ascontiguousarray(block.values, '<f4')]
+    columns = (np.ascontiguousarray(block.id, '<i8').data, names, np.ascontiguousarray(block.label, '<i4').data,
+               np.ascontiguousarray(block.values, '<f4').data)
     for checksum, column in zip(self._by_column.values(), columns, strict=True):
       checksum.update(column)
 

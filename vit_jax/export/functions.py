@@ -46,8 +46,7 @@ class Subject(NamedTuple):
 def check(to: pathlib.Path) -> pathlib.Path:
   """Checks the output path before anything is read, and returns it.
 
-  Raises:
-    UserError: the suffix is unknown, the file exists, or its directory does not exist.
+  Raises UserError if the suffix is unknown, the file exists, or its directory does not exist.
   """
   path = destination.checked(to)
   if path.suffix not in SUFFIXES:
@@ -83,8 +82,7 @@ def checked(difference: float, multiple: int) -> str:
 def make_subject(weights: Weights, *, from_pixels: bool, any_size: bool = False) -> Subject:
   """Returns the inference function of weights, with their parameters inside.
 
-  Raises:
-    UserError: `any_size`, and the network takes one size of images only.
+  Raises UserError if `any_size` is set, and the network takes one size of images only.
   """
   function = make_function(weights, from_pixels=from_pixels)
   if from_pixels:
@@ -112,8 +110,7 @@ def make_function(weights: Weights, *, from_pixels: bool, is_pooled: bool = Fals
 def _multiple(weights: Weights) -> int:
   """Returns the px of which sides of images are multiples.
 
-  Raises:
-    UserError: the network takes one size of images only.
+  Raises UserError if the network takes one size of images only.
   """
   m = weights.model
   if not isinstance(m, schema.ViT):
@@ -153,8 +150,7 @@ def describe(weights: Weights, *, from_pixels: bool, multiple: int = 0) -> dict[
 def compare(subject: Subject, runner: Callable[[HostArray], HostArray]) -> float:
   """Returns the largest difference between an exported file and the network, relative to the largest output or 1.
 
-  Raises:
-    UserError: the shapes differ, or the difference is above `TOLERANCE`.
+  Raises UserError if the shapes differ, or the difference is above `TOLERANCE`.
   """
   rng, worst = np.random.default_rng(0), 0.
   function = jax.jit(subject.function)

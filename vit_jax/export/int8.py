@@ -121,9 +121,8 @@ def quantize(path: pathlib.Path, to: pathlib.Path, images: HostArray, *, min_sqn
     images: `[N, H, W, C]`, as the file takes them.
     min_sqnr: dB, products with a lower ratio stay in float32.
 
-  Raises:
-    UserError: a package is not installed, all products stay in float32, or the outputs of the new file are far from
-      those of the file.
+  Raises UserError if a package is not installed, all products stay in float32, or the outputs of the new file are far
+  from those of the file.
   """
   model = _load_onnx().load(str(path))
   products = find(model.graph)

@@ -56,8 +56,7 @@ def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, 
     images: their number; None = 64.
     min_sqnr: dB, products with a larger error in int8 stay in float32; None = 20.
 
-  Raises:
-    UserError: flags contradict each other, or as `write`.
+  Raises UserError if flags contradict each other, and as `write` does.
   """
   _check_flags(to, texts=texts, tokenizer=tokenizer, quantize=quantize, data=data,
                of_int8={'split': split or None, 'images': images, 'min_sqnr': min_sqnr})

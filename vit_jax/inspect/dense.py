@@ -55,8 +55,7 @@ def write(network: Model, name: str, images: Sequence[HostArray], paths: Sequenc
     to: folder to write to.
     options: what to draw.
 
-  Raises:
-    UserError: the probe does not fit to the network, or a mask is missing or does not fit to its image.
+  Raises UserError if the probe does not fit to the network, or a mask is missing or does not fit to its image.
   """
   probe = read_probe(options.probe) if options.probe else None
   if options.masks and probe is None:
@@ -113,8 +112,7 @@ def write(network: Model, name: str, images: Sequence[HostArray], paths: Sequenc
 def read_probe(where: str) -> Probe:
   """Returns the probe of a run of `vit-jax evaluate`, or of one of the files in its folder `probes`.
 
-  Raises:
-    UserError: there is no such file, or it is another one.
+  Raises UserError if there is no such file, or it is another one.
   """
   path = pathlib.Path(where)
   files = [path] if path.is_file() else sorted(path.glob('probes/*.npz'))

@@ -57,8 +57,7 @@ class Wanted:
   def reader(self, found: Weights) -> Reader:
     """Returns the function of parameters and images.
 
-    Raises:
-      UserError: the weights have no head, or no such blocks.
+    Raises UserError if the weights have no head, or no such blocks.
     """
     view = inference.view(found)
     if self.blocks and self.what != FEATURES:
