@@ -254,8 +254,9 @@ class _Checksums:
   def add(self, block: Block) -> None:
     # An array is hashed without a copy if it has the dtype and the layout already.
     names = ''.join(f'{text(name)}\0' for name in block.name).encode()
-    columns = (np.ascontiguousarray(block.id, '<i8').data, names, np.ascontiguousarray(block.label, '<i4').data,
-               np.ascontiguousarray(block.values, '<f4').data)
+    columns: tuple[memoryview | bytes, ...] = (
+        np.ascontiguousarray(block.id, '<i8').data, names, np.ascontiguousarray(block.label, '<i4').data,
+        np.ascontiguousarray(block.values, '<f4').data)
     for checksum, column in zip(self._by_column.values(), columns, strict=True):
       checksum.update(column)
 
