@@ -126,7 +126,7 @@ MUTATIONS = (
     Mutation('optim/schedules.py', 'at.stairs) - at.lag, 0.)', 'at.stairs), 0.)', OPTIM),
     Mutation('data/image/crops.py', '_f32(height * width) >= _f32(covered)', '_f32(height * width) >= _f32(0)',
              'data/test_crops.py'),
-    Mutation('evaluate/fewshot.py', 'if short and not is_theirs', 'if short', 'evaluate/test_fewshot.py'),
+    Mutation('evaluate/fewshot.py', 'if short and not is_big_vision', 'if short', 'evaluate/test_fewshot.py'),
     Mutation('optim/multipliers.py', 'return decay ** (depth + 1) if', 'return decay ** depth if', OPTIM),
     Mutation('optim/freezing.py', 'jnp.where(step < length, jnp.zeros_like(x), x)',
              'jnp.where(step <= length, jnp.zeros_like(x), x)', OPTIM),
