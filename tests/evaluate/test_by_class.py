@@ -64,7 +64,7 @@ def test_the_csv_file_has_every_number_exactly() -> None:
 
 def test_the_saved_mistakes_are_the_most_confident_ones_of_each_class_in_a_bounded_number(
     monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(results, 'NUM_OF_CLASS', 2)
+  monkeypatch.setattr(results, 'NUM_WRONG_OF_CLASS', 2)
   label, predicted = np.array([0, 0, 0, 0, 1, 1, 2]), np.array([1, 1, 2, 0, 1, 0, 0])
   probability = np.array([.5, .9, .7, .99, .9, .3, .6])
   guesses = Guesses(np.arange(7), label, predicted[:, None], probability[:, None])

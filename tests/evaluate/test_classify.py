@@ -14,13 +14,14 @@ from vit_jax.config.schema import evals
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Features, Outputs
 from vit_jax.evaluate import classify
+from vit_jax.evaluate.results import Truncated
 
 SIZE, CLASSES = 37, 7
 RNG = np.random.default_rng(0)
 LOGITS = (RNG.normal(size=(SIZE, CLASSES)) * 3).astype(np.float32)
 LABEL = RNG.integers(0, CLASSES - 1, SIZE).astype(np.int32)  # the last class does not occur
 MORE = ('ece', 'class_mean')
-count = jax.jit(classify.count, static_argnames='more')
+count = jax.jit(classify.count, static_argnames='metrics')
 
 
 class Loader:
@@ -108,10 +109,8 @@ def test_any_of_the_listed_labels_is_right_and_is_shown_as_the_label() -> None:
 
 def test_a_network_that_is_sure_and_right_is_calibrated_and_a_boastful_one_is_not() -> None:
   def error(p: list[float], hit: list[int]) -> float:
-    bins = classify.FURTHER['ece']
-    sums = jax.jit(bins.collect)(np.float32(p), np.float32(hit), np.zeros((len(p), 1), np.float32),
-                                 np.ones(len(p), np.float32))
-    return bins.finish(np.asarray(sums, np.float64))
+    sums = jax.jit(classify._count_bins)(np.float32(p), np.float32(hit), np.ones(len(p), np.float32))
+    return classify.MORE_METRICS['ece'](np.asarray(sums, np.float64))
 
   assert error([1., 1.], [1, 1]) == 0.
   assert error([.9, .9], [1, 0]) == pytest.approx(.4)
@@ -121,7 +120,7 @@ def test_a_network_that_is_sure_and_right_is_calibrated_and_a_boastful_one_is_no
 
 def test_bins_of_calibration_hold_their_upper_end() -> None:
   p = jnp.array([0., .06, .07, .99, 1.])  # the ends are at 1/15 = .067, ..., 14/15 = .933, 1
-  examples, *_ = classify._count_bins(p, jnp.zeros(5), jnp.zeros((5, 1)), jnp.ones(5))
+  examples, *_ = classify._count_bins(p, jnp.zeros(5), jnp.ones(5))
   assert examples.tolist() == [2., 1., *[0.] * 12, 2.]
 
 
@@ -149,7 +148,7 @@ def test_an_example_without_any_right_class_does_not_count() -> None:
 
 
 def test_a_quick_look_says_so_in_every_number() -> None:
-  result = evaluator(Loader(40), limit=SIZE).measure({})
+  result = Truncated(evaluator(Loader(40)), SIZE).measure({})
   assert result.is_partial and set(result.metrics) == {
       f'{name}.partial37' for name in ('top1', 'top5', 'nll', *MORE)} and result.headline == 'top1.partial37'
 
@@ -191,7 +190,7 @@ def test_nothing_to_count_is_refused() -> None:
 
 
 def test_a_config_may_name_what_there_is() -> None:
-  assert set(evals.MORE_METRICS) == classify.FURTHER.keys()
+  assert set(evals.MORE_METRICS) == classify.MORE_METRICS.keys()
 
 
 def test_an_excluded_class_is_never_right() -> None:

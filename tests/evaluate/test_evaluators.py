@@ -16,7 +16,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
 from vit_jax.data import opening
 from vit_jax.data.source import read_one
-from vit_jax.evaluate import linear, logistic, probe, resources
+from vit_jax.evaluate import linear, logistic, probe, problems
 from vit_jax.jobs import report
 from vit_jax.record import reader
 
@@ -180,4 +180,4 @@ def test_two_splits_of_other_classes_do_not_go_together() -> None:
   one, two = (opening.open_split(schema.Data(source='synthetic', num_classes=n, num_examples=20), 'train',
                                  image_px=(8, 8)) for n in (3, 4))
   with pytest.raises(UserError, match='evals.knn: expected two splits with the same classes, got synthetic/train with'):
-    resources.check_same('knn', one, two)
+    problems.check_same('knn', one, two)

@@ -16,7 +16,7 @@ from vit_jax.config import check, files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Features, Outputs
 from vit_jax.data.image import geometry
-from vit_jax.evaluate import fewshot, linear, resources, results, ridge
+from vit_jax.evaluate import fewshot, linear, resources, results
 from vit_jax.evaluate.features import Split
 
 CLASSES, WIDTH, SHOTS = 4, 9, (1, 3)
@@ -33,14 +33,14 @@ def evaluator(size: int, mesh: str, *, sweep: tuple[float, ...] = (), bad: tuple
   return fewshot.FewShot(
       rows.split(train, mesh, name='train'), rows.split(rows.Loader(*TEST, size), mesh, name='test'),
       whole=whole or rows.split(rows.Loader(*TRAIN, size), mesh, name='all of train'), examples=EXAMPLES,
-      draws=DRAWS, num_classes=CLASSES, penalty=64., sweep=sweep)
+      draws=DRAWS, num_classes=CLASSES, penalties=(64., *sweep))
 
 
 def accuracy(one: fewshot.Draw, penalty: float, *, without: tuple[int, ...] = ()) -> float:
   shots = np.setdiff1d(one.examples, without)
   weights = brute(TRAIN[0][shots], TRAIN[1][shots], penalty, classes=CLASSES)
   seen = TRAIN[0][shots].astype(np.float64)
-  x = ridge.extend((TEST[0] - seen.mean(0)) / (seen.std(0) + 1e-5))
+  x = fewshot.extend((TEST[0] - seen.mean(0)) / (seen.std(0) + 1e-5))
   return (x @ weights).argmax(1).__eq__(TEST[1]).mean()
 
 
@@ -66,9 +66,9 @@ def test_shots_are_taken_from_stored_features_of_the_whole_split(size: int, mesh
   found = evaluator(size, mesh, whole=whole)
   result = found.measure(rows.weights())
   assert result.metrics == want
-  assert loader.passes == 1 and found._train._loader.passes == 0  # type: ignore[attr-defined]
+  assert loader.passes == 1 and found.train._loader.passes == 0  # type: ignore[attr-defined]
   again = found.measure(rows.weights(2.)).metrics  # features of other weights are not stored
-  assert found._train._loader.passes == 1 and set(again) == set(want)  # type: ignore[attr-defined]
+  assert found.train._loader.passes == 1 and set(again) == set(want)  # type: ignore[attr-defined]
 
 
 def test_of_further_penalties_the_shots_choose() -> None:
@@ -79,7 +79,7 @@ def test_of_further_penalties_the_shots_choose() -> None:
     assert metrics[f'3shot_l2_{penalty:g}'] == pytest.approx(np.mean([accuracy(one, penalty) for one in three]))
   chosen = []
   for one in three:
-    left = ridge.fit(TRAIN[0][one.examples], TRAIN[1][one.examples], num_classes=CLASSES, penalties=(64., *sweep))
+    left = fewshot.fit(TRAIN[0][one.examples], TRAIN[1][one.examples], num_classes=CLASSES, penalties=(64., *sweep))
     best = max(zip(left.left_out, (64., *sweep), strict=True))[1]
     chosen.append(accuracy(one, best))
   assert metrics['3shot_tuned'] == pytest.approx(np.mean(chosen))
@@ -87,11 +87,11 @@ def test_of_further_penalties_the_shots_choose() -> None:
 
 def test_logits_are_those_of_numpy() -> None:
   one = DRAWS[1]
-  fitted = ridge.fit(TRAIN[0][one.examples], TRAIN[1][one.examples], num_classes=CLASSES, penalties=(64.,))
+  fitted = fewshot.fit(TRAIN[0][one.examples], TRAIN[1][one.examples], num_classes=CLASSES, penalties=(64.,))
   mean, std, weights = (x.astype(np.float32) for x in (fitted.mean, fitted.std, fitted.weights[0]))
-  got = linear.predict(linear.Linear(weights[:-1], ridge.BIAS * weights[-1]),
+  got = linear.predict(linear.Linear(weights[:-1], fewshot.BIAS * weights[-1]),
                        linear.standardize(TEST[0][None], mean, std))
-  want = ridge.extend((TEST[0] - fitted.mean) / fitted.std) @ fitted.weights[0]
+  want = fewshot.extend((TEST[0] - fitted.mean) / fitted.std) @ fitted.weights[0]
   np.testing.assert_allclose(got[0], want, atol=1e-5)
 
 
@@ -139,7 +139,8 @@ def test_big_vision_s_protocol_has_the_accuracies_of_its_program(width: int) -> 
   found = fewshot.FewShot(
       rows.split(rows.Loader(train[0][examples], train[1][examples], 8), name='train'),
       rows.split(rows.Loader(*test, 8), name='test'), whole=rows.split(rows.Loader(*train, 8), name='all of train'),
-      examples=examples, draws=draws, num_classes=made.CLASSES, penalty=made.PENALTY).measure(rows.weights()).metrics
+      examples=examples, draws=draws, num_classes=made.CLASSES,
+      penalties=(made.PENALTY,)).measure(rows.weights()).metrics
   for shots, each in GOLDEN['accuracy'][str(width)].items():
     np.testing.assert_array_equal([found[f'{shots}shot_seed{seed}'] for seed in range(made.SEEDS)], each)
 

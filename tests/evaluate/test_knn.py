@@ -11,6 +11,7 @@ import pytest
 from tests.evaluate import make_golden_knn as made
 from tests.evaluate import rows
 from vit_jax.evaluate import knn
+from vit_jax.evaluate.results import Truncated
 
 CLASSES, KS = 7, (1, 3, 20)
 TRAIN = rows.clusters(101, classes=CLASSES, width=12, seed=1)
@@ -37,10 +38,10 @@ def brute(ks: tuple[int, ...] = KS, *,
   return metrics, np.take_along_axis(similarity, order, 1), votes
 
 
-def evaluator(size: int, mesh: str, *, bad: tuple[int, ...] = (), ks: tuple[int, ...] = KS, limit: int = 0) -> knn.Knn:
+def evaluator(size: int, mesh: str, *, bad: tuple[int, ...] = (), ks: tuple[int, ...] = KS) -> knn.Knn:
   train = rows.split(rows.Loader(*TRAIN, size, bad=bad), mesh, name='train')
   return knn.Knn(train, rows.split(rows.Loader(*TEST, size), mesh, name='test'), num_classes=CLASSES, neighbors=ks,
-                 temperature=.07, headline=ks[-1], limit=limit)
+                 temperature=.07, headline=ks[-1])
 
 
 @pytest.mark.quick('8-data=2', reason='1 s: a program for each mesh')
@@ -55,16 +56,16 @@ def test_it_equals_numpy_for_any_batch_and_mesh(size: int, mesh: str, monkeypatc
 
 def test_bad_examples_and_padding_are_nobodys_neighbors() -> None:
   one = evaluator(6, 'one', bad=(3, 50), ks=(101,))
-  test = one._test.place(one._test.table(rows.weights()))
-  similarity, _ = knn.nearest(one._train, rows.weights(), test['features'], max(one._ks))
+  test = one.test.place(one.test.table(rows.weights()))
+  similarity, _ = knn.nearest(one.train, rows.weights(), test['features'], max(one.neighbors))
   finite = np.isfinite(similarity[0, :len(TEST[1])])
   assert finite[:, :99].all() and not finite[:, 99:].any()
 
 
 def test_similarities_and_votes_are_those_of_numpy() -> None:
   one = evaluator(6, 'one')
-  test = one._test.place(one._test.table(rows.weights()))
-  similarity, label = map(np.asarray, knn.nearest(one._train, rows.weights(), test['features'], max(one._ks)))
+  test = one.test.place(one.test.table(rows.weights()))
+  similarity, label = map(np.asarray, knn.nearest(one.train, rows.weights(), test['features'], max(one.neighbors)))
   votes = np.exp(jax.jit(knn.log_votes, static_argnums=(2, 3))(similarity, label, CLASSES, .07))[0, :len(TEST[1])]
   _, want, want_votes = brute()
   np.testing.assert_allclose(similarity[0, :len(TEST[1])], want[:, :20], atol=1e-6)
@@ -86,7 +87,7 @@ def test_of_equal_neighbors_the_first_counts(monkeypatch: pytest.MonkeyPatch) ->
   test = rows.split(rows.Loader(same[:3], np.array([0, 1, 2], np.int32), 8), 'data=8', name='test')
   one = knn.Knn(train, test, num_classes=CLASSES, neighbors=(1, 2), temperature=.07, headline=1)
   placed = test.place(test.table(rows.weights()))
-  _, labels = knn.nearest(one._train, rows.weights(), placed['features'], max(one._ks))
+  _, labels = knn.nearest(one.train, rows.weights(), placed['features'], max(one.neighbors))
   np.testing.assert_array_equal(np.asarray(labels)[:3, 0], [[0, 1]] * 3)
 
 
@@ -95,7 +96,7 @@ def test_more_neighbors_than_examples_are_all_of_them() -> None:
 
 
 def test_a_part_says_so_in_every_name() -> None:
-  result = evaluator(40, 'one', limit=50).measure(rows.weights())
+  result = Truncated(evaluator(40, 'one'), 50).measure(rows.weights())
   assert set(result.metrics) == {f'{name}.partial50' for name in brute()[0]} and result.is_partial
   assert result.headline == 'top1_k20.partial50' and result.score == result.metrics[result.headline]
 

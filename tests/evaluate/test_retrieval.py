@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.evaluate import rows
-from vit_jax.evaluate import knn, retrieval
+from vit_jax.evaluate import knn
 
 RANKS = (1, 4, 10)
 TRAIN = rows.clusters(61, classes=7, width=12, seed=1)
@@ -22,8 +22,8 @@ def recall(queries: tuple[np.ndarray, np.ndarray], gallery: tuple[np.ndarray, np
   return [float((found[:, :k] == queries[1][:, None]).any(1).mean()) for k in RANKS]
 
 
-def evaluator(size: int, mesh: str, *, gallery: bool, bad: tuple[int, ...] = ()) -> retrieval.Retrieval:
-  return retrieval.Retrieval(
+def evaluator(size: int, mesh: str, *, gallery: bool, bad: tuple[int, ...] = ()) -> knn.Retrieval:
+  return knn.Retrieval(
       rows.split(rows.Loader(*TEST, size, bad=bad), mesh, name='test'),
       rows.split(rows.Loader(*TRAIN, size), mesh, name='train') if gallery else None, ranks=RANKS)
 

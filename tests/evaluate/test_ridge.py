@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vit_jax.evaluate import ridge
+from vit_jax.evaluate import fewshot
 
 PENALTIES = (.5, 64., 1024.)
 RNG = np.random.default_rng(0)
@@ -22,7 +22,7 @@ def brute(features: np.ndarray, label: np.ndarray, penalty: float, *, classes: i
 @pytest.mark.parametrize(('num', 'width'), [(40, 7), (9, 30), (8, 7)], ids=['primal', 'dual', 'as many'])
 def test_both_forms_solve_the_normal_equations(num: int, width: int) -> None:
   features, label = RNG.normal(size=(num, width)).astype(np.float32) * 3 + 5, RNG.integers(0, 4, num)
-  found = ridge.fit(features, label, num_classes=4, penalties=PENALTIES)
+  found = fewshot.fit(features, label, num_classes=4, penalties=PENALTIES)
   for weights, penalty in zip(found.weights, PENALTIES, strict=True):
     np.testing.assert_allclose(weights, brute(features, label, penalty, classes=4), rtol=1e-7, atol=1e-10)
 
@@ -31,8 +31,8 @@ def test_both_forms_solve_the_normal_equations(num: int, width: int) -> None:
 def test_leaving_one_out_is_fitting_without_it(num: int, width: int) -> None:
   features, label = RNG.normal(size=(num, width)), RNG.integers(0, 4, num)
   features += np.eye(4)[label] @ RNG.normal(size=(4, width))
-  found = ridge.fit(features, label, num_classes=4, penalties=PENALTIES)
-  x = ridge.extend((features - found.mean) / found.std)
+  found = fewshot.fit(features, label, num_classes=4, penalties=PENALTIES)
+  x = fewshot.extend((features - found.mean) / found.std)
   y = 2. * np.eye(4)[label] - 1.
   for part, penalty in zip(found.left_out, PENALTIES, strict=True):
     hits = []
@@ -45,4 +45,4 @@ def test_leaving_one_out_is_fitting_without_it(num: int, width: int) -> None:
 
 def test_a_feature_that_is_the_same_everywhere_does_no_harm() -> None:
   features = np.concatenate([RNG.normal(size=(20, 3)), np.full((20, 1), 7.)], 1)
-  assert np.isfinite(ridge.fit(features, RNG.integers(0, 3, 20), num_classes=3, penalties=(1.,)).weights).all()
+  assert np.isfinite(fewshot.fit(features, RNG.integers(0, 3, 20), num_classes=3, penalties=(1.,)).weights).all()

@@ -22,7 +22,7 @@ from vit_jax.core.types import Array, PyTree
 from vit_jax.data import opening, workers
 from vit_jax.data.image.masks import MaskedImages, MaskValues
 from vit_jax.evaluate import pixels, segmentation
-from vit_jax.evaluate.tokens import Draw, Tokens
+from vit_jax.evaluate.segmentation import Draw, Tokens
 from vit_jax.weights import saving
 
 PX, GRID = (16, 24), (4, 6)
@@ -112,7 +112,7 @@ def test_scores_are_those_of_scikit_learn_and_numpy(root: pathlib.Path, mesh: st
 def test_each_class_has_an_iou_where_names_differ_in_letters_that_metrics_do_not_have(root: pathlib.Path) -> None:
   own = schema.Segmentation()
   found = segmentation.Segmentation(tokens(root, 'train', 'one'), tokens(root, 'test', 'one'), settings=own,
-                                    class_names=('天', '地', 'sky'), protocol='p')._metrics('knn', np.diag([1, 2, 3]))
+                                    class_names=('天', '地', 'sky'), protocol='p')._score('knn', np.diag([1, 2, 3]))
   assert [name for name in found if name.startswith('iou')] == [
       f'iou.knn.p.class_{label}' for label in ('0__', '1__', '2_sky')]
 
@@ -123,7 +123,7 @@ def test_every_pixel_of_every_mask_counts_once(root: pathlib.Path) -> None:
     expected += np.bincount(np.asarray(Image.open(path)).ravel(), minlength=256)[:3]
   for settings in ({}, {'resize_px': 30, 'stride_px': 7}):  # one window, and many that overlap
     one = evaluator(root, l2=(), **settings)
-    data = one._train.table(rows.weights(), Draw(0, 0))
+    data = one.train.table(rows.weights(), Draw(0, 0))
     matrices, figures = one._count(rows.weights(), [one._nearest(data, 3)])
     assert matrices[0].sum(1).tolist() == expected.tolist() and not figures
 

@@ -12,6 +12,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import TextRule
 from vit_jax.data.text import prompts
 from vit_jax.evaluate import zeroshot
+from vit_jax.evaluate.results import Truncated
 
 WIDTH, CLASSES = 24, 7
 NAMES = ('Red Fox', 'gray-wolf', 'Polar_Bear', "St. Bernard's dog", 'cat', 'HORSE', 'sea lion.')
@@ -48,11 +49,11 @@ class Toy:
 TEMPLATES = ('a photo of a {}.', 'itap of the {}.', 'A photo of the {}!')
 
 
-def evaluator(rule: TextRule = TextRule.CANONICAL, *, size: int = 6, mesh: str = 'one', bad: tuple[int, ...] = (),
-              limit: int = 0) -> zeroshot.ZeroShot:
+def evaluator(rule: TextRule = TextRule.CANONICAL, *, size: int = 6, mesh: str = 'one',
+              bad: tuple[int, ...] = ()) -> zeroshot.ZeroShot:
   built = prompts.build(NAMES, TEMPLATES, rule)
   test = rows.split(rows.Loader(*TEST, size, bad=bad), mesh)
-  return zeroshot.ZeroShot(test, Toy(), built, protocol=f'own_{rule.value}', limit=limit)
+  return zeroshot.ZeroShot(test, Toy(), built, protocol=f'own_{rule.value}')
 
 
 def by_hand(keep: np.ndarray) -> dict[str, float]:
@@ -76,7 +77,7 @@ def test_it_equals_numpy_for_any_batch_and_mesh_and_counts_each_example_once(siz
 
 def test_bad_images_do_not_count_and_a_limit_is_named() -> None:
   keep = np.delete(np.arange(len(TEST[1])), [3, 50])
-  result = evaluator(bad=(3, 50), limit=61).measure(rows.weights())
+  result = Truncated(evaluator(bad=(3, 50)), 61).measure(rows.weights())
   assert result.num_examples == len(keep)
   assert result.metrics == pytest.approx({f'{k}.partial61': x for k, x in by_hand(keep).items()})
 

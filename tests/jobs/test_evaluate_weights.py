@@ -20,7 +20,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import decode, geometry
 from vit_jax.data.source import first_label
-from vit_jax.evaluate import by_class, targets
+from vit_jax.evaluate import by_class, classify
 from vit_jax.jobs import evaluate as job
 from vit_jax.weights import inference, loading, saving
 from vit_jax.weights.hints import Reading
@@ -107,7 +107,7 @@ def test_several_labels_an_image_have_average_precision_area_and_f1(
   logits = network.logits([str(folder / line.split(',')[0]) for line in lines])
   names = [line.split()[0] for line in made.CLASSES]
   target = np.array([[name in line.split(',')[1:] for name in names] for line in lines])
-  want = targets.measure(np.asarray(logits), target)
+  want = classify.measure_classes(np.asarray(logits), target)
   assert {f'test/{name}' for name in want} <= set(metrics)
   assert {name: metrics[f'test/{name}'] for name in want} == pytest.approx(want)
   assert f'map {100 * want["map"]:.2f} %  auroc {100 * want["auroc"]:.2f} %' in capsys.readouterr().out

@@ -22,21 +22,22 @@ from vit_jax.core.types import HostArray
 from vit_jax.evaluate.results import Guesses
 from vit_jax.record import destination, storage
 
-SEVERAL = 'expected images with one class each, got {}, whose images have several. Remove the flag.'
-
+_SEVERAL_CLASSES = 'expected images with one class each, got {}, whose images have several. Remove the flag.'
 COLUMNS = ('class', 'label', 'precision', 'recall', 'f1', 'images', 'predicted')
-"""Of the CSV file: name and number of the class, fractions, number of images with it, and predicted as it."""
+"""The columns of the CSV file: name and number of the class, fractions, images with it, and images predicted as it."""
 
 
 class Wanted(NamedTuple):
-  """What a person wants to see by class: whether a table is printed, and the CSV file to write."""
+  """The flags for scores by class: whether a table is printed, and the CSV file to write."""
   is_printed: bool = False
   csv: pathlib.Path | None = None
 
   @property
   def flag(self) -> str:
     """The flag that was set, for messages; '' if none was."""
-    return '--by_class' if self.is_printed else f'--csv={self.csv}' if self.csv else ''
+    if self.is_printed:
+      return '--by_class'
+    return f'--csv={self.csv}' if self.csv else ''
 
 
 NOTHING = Wanted()
@@ -45,8 +46,9 @@ NOTHING = Wanted()
 class ByClass(NamedTuple):
   """Arrays `[K]` over the K classes that are the label or the prediction of an image, in their order.
 
-  label: numbers of the classes, i64.    precision, recall, f1: fractions, f64.
-  num_images: images with the class, i64.    num_predicted: images that were predicted as it, i64.
+  label: numbers of the classes, i64.
+  precision, recall, f1: fractions, f64.
+  num_images, num_predicted: number of images with the class, and of images that were predicted as it, i64.
   """
   label: HostArray
   precision: HostArray
@@ -67,20 +69,20 @@ class ByClass(NamedTuple):
 
 def measure(label: HostArray, predicted: HostArray) -> ByClass:
   """Returns the scores of predictions `[S]` of images with the classes `label [S]`, whole numbers from 0; S > 0."""
-  classes, flat = np.unique(np.concatenate([label, predicted]), return_inverse=True)
-  true, guess = flat[:len(label)], flat[len(label):]
+  classes, numbers = np.unique(np.concatenate([label, predicted]), return_inverse=True)
+  true, guess = np.split(numbers, [len(label)])  # positions in `classes`
   num_images, num_predicted, num_right = (np.bincount(rows, minlength=len(classes))
                                           for rows in (true, guess, true[true == guess]))
-  precision, recall = num_right / np.maximum(num_predicted, 1), num_right / np.maximum(num_images, 1)
-  f1 = 2 * num_right / (num_images + num_predicted)
-  return ByClass(classes.astype(np.int64), precision, recall, f1, num_images, num_predicted)
+  return ByClass(
+      classes.astype(np.int64), precision=num_right / np.maximum(num_predicted, 1),
+      recall=num_right / np.maximum(num_images, 1), f1=2 * num_right / (num_images + num_predicted),
+      num_images=num_images, num_predicted=num_predicted)
 
 
 def check(wanted: Wanted, config: schema.Config) -> None:
   """Checks before anything is read that the main result will have predictions of one class for each image.
 
-  Raises:
-    UserError: it has not, or the file cannot be written.
+  Raises UserError if it will not, or the file cannot be written.
   """
   if not wanted.flag:
     return
@@ -89,7 +91,7 @@ def check(wanted: Wanted, config: schema.Config) -> None:
     raise UserError(f'{wanted.flag}: expected a first evaluation that predicts a class for each image, such as topk, '
                     f'got {name}. Set --config.evals=topk.')
   if config.data.max_labels:
-    raise UserError(f'{wanted.flag}: {SEVERAL.format(config.data.source)}')
+    raise UserError(f'{wanted.flag}: {_SEVERAL_CLASSES.format(config.data.source)}')
   if wanted.csv:
     if wanted.csv.suffix != '.csv' or not wanted.csv.parent.is_dir():
       raise UserError(f'--csv: expected FILE.csv in a folder that exists, got {wanted.csv}. Choose another path.')
@@ -99,13 +101,12 @@ def check(wanted: Wanted, config: schema.Config) -> None:
 def show(wanted: Wanted, guesses: Guesses | None, names: Sequence[str], of: str) -> None:
   """Prints a table of the classes, or writes it as CSV, if a person wants it; `of` names the evaluation.
 
-  Raises:
-    UserError: images have several classes.
+  Raises UserError if images have several classes.
   """
   if not wanted.flag:
     return
   if guesses is None or not guesses.is_single:
-    raise UserError(f'{wanted.flag}: {SEVERAL.format(of)}')
+    raise UserError(f'{wanted.flag}: {_SEVERAL_CLASSES.format(of)}')
   scores = measure(guesses.label, guesses.top[:, 0])
   if wanted.is_printed:
     print(f'By class ({of}):\n{text(scores, names)}', flush=True)
@@ -119,12 +120,20 @@ def text(scores: ByClass, names: Sequence[str]) -> str:
   rows: list[tuple[str, ...]] = [('class', 'precision', 'recall', 'F1', 'images', 'predicted')]
   for label, *shares, num_images, num_predicted in zip(*scores, strict=True):
     rows.append((name_of(names, label), *map(_percent, shares), f'{num_images:,}', f'{num_predicted:,}'))
-  for which, means in ('macro mean', scores.mean()), ('weighted mean', scores.weighted_mean()):
-    rows.append((which, *map(_percent, means.values()), f'{scores.num_images.sum():,}',
+  for title, means in ('macro mean', scores.mean()), ('weighted mean', scores.weighted_mean()):
+    rows.append((title, *map(_percent, means.values()), f'{scores.num_images.sum():,}',
                  f'{scores.num_predicted.sum():,}'))
+  return align(rows)
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+  """Returns a table as text: the first column is aligned left, the others right."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return '\n'.join('  '.join([f'{row[0]:<{widths[0]}}', *(
-      f'{cell:>{width}}' for cell, width in zip(row[1:], widths[1:], strict=True))]) for row in rows)
+  lines = []
+  for first, *others in rows:
+    aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+    lines.append('  '.join([first.ljust(widths[0]), *aligned]))
+  return '\n'.join(lines)
 
 
 def to_csv(scores: ByClass, names: Sequence[str]) -> str:
@@ -132,8 +141,8 @@ def to_csv(scores: ByClass, names: Sequence[str]) -> str:
   out = io.StringIO()
   writer = csv.writer(out, lineterminator='\n')
   writer.writerow(COLUMNS)
-  writer.writerows((name_of(names, label), label, *shares) for label, *shares in zip(
-      *(column.tolist() for column in scores), strict=True))
+  for label, *numbers in zip(*(column.tolist() for column in scores), strict=True):
+    writer.writerow((name_of(names, label), label, *numbers))
   return out.getvalue()
 
 

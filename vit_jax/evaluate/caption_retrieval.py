@@ -9,6 +9,7 @@ decoded, or has no usable caption, counts in neither.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -23,69 +24,79 @@ from vit_jax.data.source import Source, has_captions, origins, title
 from vit_jax.data.text import prompts as prompting
 from vit_jax.evaluate import features
 from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.knn import RANKS
 from vit_jax.evaluate.resources import Encoder, Make, Resources
-from vit_jax.evaluate.results import Measuring, Result, mark, named
-from vit_jax.evaluate.retrieval import RANKS
+from vit_jax.evaluate.results import Measuring, Result
 
 log = logging.getLogger('vit_jax.evaluate')
-_BLOCK = 2**24  # similarities at a time
+_BLOCK = 2**24  # similarities that are computed at a time
 
 
+@dataclasses.dataclass(frozen=True)
 class CaptionRetrieval:
   """Evaluator of one view: `recall1_text`, `recall1_image` and so on for each K.
 
-  Args:
-    test: split to search.
-    encoder: of texts, and of the features.
-    texts: captions of each example, in the order of the source, as the encoder reads them.
-    ranks: values of K.
-    limit: number of examples to which the split was truncated; 0 = not truncated.
+  test: split to search.
+  encoder: of texts, and of the features.
+  texts: captions of each example, in the order of the source, as the encoder reads them.
+  ranks: values of K.
   """
-
-  def __init__(self, test: Split, encoder: Encoder, texts: Sequence[Sequence[str]], *, ranks: tuple[int, ...],
-               limit: int = 0) -> None:
-    self._test, self._encoder, self._texts, self._ranks, self._limit = test, encoder, texts, ranks, limit
+  test: Split
+  encoder: Encoder
+  texts: Sequence[Sequence[str]]
+  ranks: tuple[int, ...]
 
   def measure(self, selected: PyTree) -> Result:
     """Returns recall@K both ways, and the number of images."""
-    encoder = self._encoder.at(selected)
-    placed = self._test.place(self._test.table(selected))
-    vectors = {'features': encoder.project(placed['features']), **{name: placed[name] for name in ('example', 'mask')}}
-    rows = {name: x.reshape(-1, *x.shape[2:]) for name, x in features.gather(vectors, self._test.mesh).items()}
+    encoder = self.encoder.at(selected)
+    placed = self.test.place(self.test.table(selected))
+    placed = {**placed, 'features': encoder.project(placed['features'])}
+    rows = {name: x.reshape(-1, *x.shape[2:]) for name, x in features.gather(placed, self.test.mesh).items()}
     valid = np.flatnonzero(rows['mask'])
     order = valid[np.argsort(rows['example'][valid])]
-    texts = [self._texts[example] for example in rows['example'][order].tolist()]
-    owner_T = np.repeat(np.arange(len(order)), [len(captions) for captions in texts])
-    self._test.check_counted(len(owner_T))
+    texts = [self.texts[example] for example in rows['example'][order].tolist()]
+    image_of_text_T = np.repeat(np.arange(len(order)), [len(captions) for captions in texts])
+    self.test.check_counted(len(image_of_text_T))
     vectors_TE = encoder.embed([text for captions in texts for text in captions])
-    metrics = recall(rows['features'][order], vectors_TE, owner_T, self._ranks)
-    return Result(named(metrics, self._limit), len(np.unique(owner_T)), None,
-                  mark(f'recall{self._ranks[0]}_text', self._limit), self._test.spent_s)
+    metrics = recall(rows['features'][order], vectors_TE, image_of_text_T, self.ranks)
+    return Result(metrics, len(np.unique(image_of_text_T)), None, f'recall{self.ranks[0]}_text', self.test.spent_s)
 
 
-def recall(image_SE: HostArray, text_TE: HostArray, owner_T: HostArray, ranks: Sequence[int]) -> dict[str, float]:
-  """Returns recall@K of unit vectors of images and texts, both ways; text t belongs to image `owner[t]`, ascending."""
+def recall(image_SE: HostArray, text_TE: HostArray, image_of_text_T: HostArray,
+           ranks: Sequence[int]) -> dict[str, float]:
+  """Returns recall@K both ways.
+
+  Args:
+    image_SE: vectors of images, of unit length.
+    text_TE: vectors of texts, of unit length.
+    image_of_text_T: the row of the image that a text belongs to, ascending.
+    ranks: values of K.
+  """
   num_images, num_texts = len(image_SE), len(text_TE)
-  starts = np.searchsorted(owner_T, np.arange(num_images + 1))
-  first_texts, image_ranks = [], []  # the rank of an image's first own text among all; of each text's image
-  size = max(1, _BLOCK // max(1, num_texts))
-  for first in range(0, num_images, size):
-    for row, values_T in enumerate(image_SE[first:first + size] @ text_TE.T, first):
-      if starts[row] < starts[row + 1]:
-        best = starts[row] + int(np.argmax(values_T[starts[row]:starts[row + 1]]))
-        first_texts.append(_rank(values_T[None], np.array([best])))
-  size = max(1, _BLOCK // max(1, num_images))
-  for first in range(0, num_texts, size):
-    image_ranks.append(_rank(text_TE[first:first + size] @ image_SE.T, owner_T[first:first + size]))
-  return {f'recall{k}_{name}': float((np.concatenate(blocks) < k).mean())
-          for name, blocks in (('text', first_texts), ('image', image_ranks)) for k in ranks}
+  starts = np.searchsorted(image_of_text_T, np.arange(num_images + 1))  # an image's texts are starts[i]:starts[i + 1]
+  text_ranks = []  # for each image with texts the rank of its most similar one among all texts
+  num_rows = max(1, _BLOCK // max(1, num_texts))
+  for first in range(0, num_images, num_rows):
+    for image, values_T in enumerate(image_SE[first:first + num_rows] @ text_TE.T, first):
+      start, stop = starts[image:image + 2]
+      if start < stop:
+        best = start + int(np.argmax(values_T[start:stop]))
+        text_ranks.append(_rank(values_T[None], np.array([best])))
+  image_ranks = []  # for each text the rank of its image among all images
+  num_rows = max(1, _BLOCK // max(1, num_images))
+  for first in range(0, num_texts, num_rows):
+    rows = slice(first, first + num_rows)
+    image_ranks.append(_rank(text_TE[rows] @ image_SE.T, image_of_text_T[rows]))
+  return {f'recall{k}_{name}': float((np.concatenate(found) < k).mean())
+          for name, found in (('text', text_ranks), ('image', image_ranks)) for k in ranks}
 
 
-def _rank(values_QG: HostArray, own_Q: HostArray) -> HostArray:
-  """Returns the rank of one entry of each row in descending order, from 0; of equal values the first one is before."""
-  value_Q1 = np.take_along_axis(values_QG, own_Q[:, None], 1)
-  earlier_QG = np.arange(values_QG.shape[1])[None] < own_Q[:, None]
-  return np.asarray(((values_QG > value_Q1) | (values_QG == value_Q1) & earlier_QG).sum(1))
+def _rank(values_QG: HostArray, column_Q: HostArray) -> HostArray:
+  """Returns the rank of one column of each row in descending order, from 0; of equal values the first is before."""
+  value_Q1 = np.take_along_axis(values_QG, column_Q[:, None], 1)
+  is_larger_QG = values_QG > value_Q1
+  is_equal_before_QG = (values_QG == value_Q1) & (np.arange(values_QG.shape[1])[None] < column_Q[:, None])
+  return np.asarray((is_larger_QG | is_equal_before_QG).sum(1))
 
 
 def read_texts(source: Source, rule: TextRule, most: int, where: str, *, advice: str = '') -> list[list[str]]:
@@ -93,12 +104,12 @@ def read_texts(source: Source, rule: TextRule, most: int, where: str, *, advice:
 
   Args:
     source: of images with captions.
-    rule, most: of the captions.
-    where: begins messages.
+    rule: how captions are simplified.
+    most: captions of an example.
+    where: the setting that begins messages.
     advice: what to do about a source without captions; '' = of an evaluation.
 
-  Raises:
-    UserError: the source has no captions.
+  Raises UserError if the source has no captions.
   """
   for origin in origins(source):
     if not has_captions(origin):
@@ -106,13 +117,15 @@ def read_texts(source: Source, rule: TextRule, most: int, where: str, *, advice:
           advice or f'Set {where}.source=wds:PATH, or leave this evaluation out.'))
   captions: list[list[str]] = []
   for row in range(len(source)):
-    captions.append([])
+    texts: list[str] = []
     with contextlib.suppress(BadImage):
-      captions[-1] = [prompting.simplify(text, rule) for text in source.captions(row)[:most]]
-  if without := sum(not texts for texts in captions):
-    log.warning('%s: %s of %s images have no usable caption, and do not count.', where, f'{without:,}',
+      texts = [prompting.simplify(text, rule) for text in source.captions(row)[:most]]
+    captions.append(texts)
+  num_without = sum(not texts for texts in captions)
+  if num_without:
+    log.warning('%s: %s of %s images have no usable caption, and do not count.', where, f'{num_without:,}',
                 f'{len(captions):,}')
-  if without == len(captions):
+  if num_without == len(captions):
     raise UserError(f'{where}: expected images with captions, got none in {title(source)}. Choose another source.')
   return captions
 
@@ -125,6 +138,5 @@ def build(resources: Resources, name: str, settings: schema.CaptionRetrieval) ->
   texts = read_texts(test, rule, settings.captions, where)
 
   def make(view: str) -> Measuring:
-    return CaptionRetrieval(resources.split(name, settings, test, view, in_memory=True), encoder, texts,
-                            ranks=RANKS, limit=settings.limit)
+    return CaptionRetrieval(resources.split(name, settings, test, view, in_memory=True), encoder, texts, RANKS)
   return make

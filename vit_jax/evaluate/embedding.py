@@ -35,9 +35,10 @@ from vit_jax.evaluate import features, store
 from vit_jax.evaluate.features import Reader
 from vit_jax.evaluate.store import INFO, SUMS, Block, Format, Notes
 
-SHARD_BYTES, SHARD_EXAMPLES, SHARDS = 2**28, 2**12, 16
-"""The most that a shard holds, as it is in memory while it is made, and a kill loses it; and the number of shards of a
-small source, so that several processes have some each."""
+SHARD_BYTES, SHARD_EXAMPLES = 2**28, 2**12
+"""The most that a shard holds: a shard is in memory while it is made, and a kill loses it."""
+SHARDS = 16
+"""The number of shards of a small source, so that several processes have some each."""
 
 
 def probabilities(view: View, is_sigmoid: bool, selected: PyTree, image: Array) -> Array:
@@ -89,15 +90,15 @@ class Extractor:
     split = features.Split(self.reader, prepare_eval(self.recipe), loader, batch_size=self.batch_size, mesh=self.mesh,
                            store=features.Store(None), identity={}, name=self.source.name)
     block = Block.empty(rows, self.shape())
+    fit = transforms.eval_transform(self.recipe, self.image_px)
     try:
-      for number, (found, _) in enumerate(split.extract(self.selected)):
+      for number, (parts, _) in enumerate(split.extract(self.selected)):
         start = number * self.batch_size
         stop = min(start + self.batch_size, len(rows))
-        flat = [x.reshape(-1, *x.shape[2:])[:stop - start] for x in found]
-        block.values[start:stop], block.label[start:stop] = flat[0], flat[1]
+        batch = features.Rows(*(column.reshape(-1, *column.shape[2:])[:stop - start] for column in parts))
+        block.values[start:stop], block.label[start:stop] = batch.features, batch.label
         block.name[start:stop] = [part.describe(index) for index in range(start, stop)]
-        for row in np.flatnonzero(flat[3] == 0).tolist():
-          fit = transforms.eval_transform(self.recipe, self.image_px)
+        for row in np.flatnonzero(batch.mask == 0).tolist():
           block.problem[start + row] = loaders.reason_bad(part, start + row, fit)
         self.on_done(stop)
     finally:
@@ -121,11 +122,11 @@ class TextRows:
   on_done: Callable[[int], None] = lambda num: None
 
   def __call__(self, rows: range) -> Block:
-    given = self.texts[rows.start:rows.stop]
-    values = self.encode([self.simplify(text) for text in given])
-    self.on_done(len(given))
+    texts = self.texts[rows.start:rows.stop]
+    values = self.encode([self.simplify(text) for text in texts])
+    self.on_done(len(texts))
     block = Block.empty(rows, values.shape[1:])
-    return dataclasses.replace(block, id=self.ids[rows.start:rows.stop], name=list(given), values=values)
+    return dataclasses.replace(block, id=self.ids[rows.start:rows.stop], name=list(texts), values=values)
 
 
 def shard_size(num_examples: int, shape: Sequence[int], batch_size: int) -> int:
@@ -184,13 +185,12 @@ def write(work: Work, compute: Callable[[range], Block], *, share: tuple[int, in
   Returns:
     On process 0, a note of each shard: `num_rows`, `num_bad`. None if the same files exist already.
 
-  Raises:
-    UserError: the target, or its unfinished files, have other content, or cannot be written.
+  Raises UserError if the target, or its unfinished files, have other content, or cannot be written.
   """
   unfinished = work.unfinished
-  is_folder = work.format.finish is store.finish_folder
-  if not files.is_vacant(work.target) or (work.target.is_dir() and not is_folder):
-    if store.planned(work.format.read_info(work.target)) != documents.parse(unfinished.plan):
+  is_taken = work.target.is_dir() and work.format is not store.FOLDER  # even by an empty folder
+  if is_taken or not files.is_vacant(work.target):
+    if store.planned(store.read_info(work.target)) != documents.parse(unfinished.plan):
       raise UserError(f'--to={work.target}: expected a new file or folder, got one with other content. Choose another, '
                       'or remove it.')
     unfinished.discard()
@@ -198,15 +198,17 @@ def write(work: Work, compute: Callable[[range], Block], *, share: tuple[int, in
   notes: Notes = []
   meet('embedding seen')
   try:
-    with contextlib.nullcontext(unfinished.folder) if share[0] else unfinished.open() as part:
+    process, num_processes = share
+    is_first = process == 0
+    with unfinished.open() if is_first else contextlib.nullcontext(unfinished.folder) as part:
       meet('embedding begun')
-      is_whole = (part / INFO).is_file()  # its last step was interrupted
-      for number, rows in enumerate(work.shards):
-        if number % share[1] == share[0] and not work.note(number).exists() and not is_whole:
-          _write_shard(work, number, compute(rows))
+      has_all_shards = (part / INFO).is_file()  # an earlier command was interrupted in its last step
+      for number in range(process, 0 if has_all_shards else len(work.shards), num_processes):
+        if not work.note(number).exists():
+          _write_shard(work, number, compute(work.shards[number]))
       meet('embedding computed')
-      if not share[0]:
-        if not is_whole:
+      if is_first:
+        if not has_all_shards:
           notes = [_read_note(work, number) for number in range(len(work.shards))]
         _finish(work, notes)
       meet('embedding whole')
@@ -216,11 +218,12 @@ def write(work: Work, compute: Callable[[range], Block], *, share: tuple[int, in
 
 
 def _write_shard(work: Work, number: int, block: Block) -> None:
+  """Writes a shard, and then its note, which says that the shard is finished."""
   path = work.path(number)
-  with files.replacing(path) as half:
-    num_rows = work.format.write(half, block, work.info)
-    note = {'file': path.name, 'num_rows': num_rows, 'num_bytes': half.stat().st_size,
-            'sha256': user_files.sha256(half), 'num_bad': sum(map(bool, block.problem)),
+  with files.replacing(path) as unfinished:
+    num_rows = work.format.write(unfinished, block, work.info)
+    note = {'file': path.name, 'num_rows': num_rows, 'num_bytes': unfinished.stat().st_size,
+            'sha256': user_files.sha256(unfinished), 'num_bad': sum(map(bool, block.problem)),
             'name_bytes': block.name_bytes()}
   files.replace(work.note(number), json.dumps(note).encode())
 
@@ -250,5 +253,5 @@ def _finish(work: Work, notes: Sequence[Mapping[str, Any]]) -> None:
   work.format.finish(part, work.target, work.info, notes)
   if (part / INFO).is_file():
     work.unfinished.complete(store.files_of(part))
-  else:
+  else:  # the target is a file
     work.unfinished.discard()

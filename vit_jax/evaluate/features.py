@@ -38,7 +38,8 @@ from vit_jax.core.contracts import EvalLoader, Prepare
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Array, Batch, HostArray, PyTree
 from vit_jax.evaluate import store
-from vit_jax.evaluate.results import check_counted, check_finite, check_size, started_ahead
+from vit_jax.evaluate.problems import check_counted, check_finite, check_size
+from vit_jax.evaluate.results import started_ahead
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record.progress import TaskProgress
 
@@ -46,15 +47,17 @@ log = logging.getLogger('vit_jax.evaluate')
 
 Reader = Callable[[PyTree, Array], Array]
 """Maps the selected parameters of a view and prepared images `[B, H, W, 3]` to features `[B, D]`, or `[B, …]`."""
-_NAME = 16  # hexadecimal digits of a digest in a name
-_OLDER = ('*.features.npy', '*.rows.npy', '*.json')  # files of earlier versions, which are computed again
-_BLOCK_ROWS = 2**12  # that are written and read at once
+_NAME_DIGITS = 16  # hexadecimal digits of a digest in the name of a folder
+_OLD_FILES = ('*.parquet', '*.features.npy', '*.rows.npy', '*.json')
+"""Files that make room for new ones: of other weights, and of earlier versions of this program."""
+_BLOCK_ROWS = 2**12  # rows that are written at once
 
 
 class Layout(NamedTuple):
   """The positions of the examples of a split in its table.
 
-  parts: numbers of the parts that this process loads of each batch, of `num_parts` equal ones.
+  num_examples: of the split.    batch_size: global.
+  num_parts: equal parts that each batch is split into.    parts: numbers of the parts that this process loads.
   """
   num_examples: int
   batch_size: int
@@ -69,7 +72,7 @@ class Layout(NamedTuple):
 
   @property
   def num_own(self) -> int:
-    """Examples of these parts."""
+    """Number of examples in the parts of this process."""
     return sum(int(np.count_nonzero(self.examples(part) < self.num_examples)) for part in self.parts)
 
   @property
@@ -125,8 +128,7 @@ class Store:
   def find(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
     """Returns the table if every process has its part of it, else None.
 
-    Raises:
-      UserError: the folder of these weights contains features of other weights.
+    Raises UserError if the folder of these weights contains features of other weights.
     """
     what = _name(identity)
     kept = self._kept.get(what)
@@ -134,7 +136,7 @@ class Store:
       return kept[2]
     table = self._read_embedded(identity, weights, layout)
     if table is None and self._folder is not None:
-      table = _read_folder(self._folder / what / weights[:_NAME], identity, weights, layout)
+      table = _read_folder(self._folder / what / weights[:_NAME_DIGITS], identity, weights, layout)
     is_everywhere = multihost_utils.process_allgather(np.array(table is not None)).all()
     if table is None or not is_everywhere:  # computing features needs all processes
       return None
@@ -144,24 +146,18 @@ class Store:
   def make(self, identity: Mapping[str, str], weights: str, layout: Layout, batches: Iterable[Rows]) -> Table:
     """Stores the rows of all batches, `[P, b, …]` each, and returns them as a table."""
     what = _name(identity)
-    folder = self._folder and self._folder / what / weights[:_NAME]
+    folder = self._folder and self._folder / what / weights[:_NAME_DIGITS]
     self._kept.pop(what, None)
     if folder is not None:
       # Every process removes old files before any writes a new one, as batches are computed by all together.
-      olds = [old for pattern in ('*.parquet', *_OLDER) for old in folder.parent.glob(f'*/{pattern}')]
-      for old in olds:
-        old.unlink(missing_ok=True)
-        if old.parent != folder:
-          with contextlib.suppress(OSError):  # there is something else
-            old.parent.rmdir()
+      _remove_old(folder)
       folder.mkdir(parents=True, exist_ok=True)
     table: Table = ()
     for number, batch in enumerate(batches):
       table = table or _empty(layout, batch.features.shape[-1], folder)
       rows = slice(number * layout.size, (number + 1) * layout.size)
-      for number_of_part, part in enumerate(table):
-        part.features[rows], part.label[rows], part.mask[rows] = (
-            column[number_of_part] for column in (batch.features, batch.label, batch.mask))
+      for i, part in enumerate(table):
+        part.features[rows], part.label[rows], part.mask[rows] = batch.features[i], batch.label[i], batch.mask[i]
     if folder is not None:
       num_rows = sum(int(np.count_nonzero(part.mask)) for part in table)
       store.write_file(
@@ -176,26 +172,38 @@ class Store:
     """Reads this process's rows from the first of the embedded files that has them."""
     others = []
     for file in self._embedded:
-      if not (differing := _differing(file, identity, weights)):
+      differing = _differing(file, identity, weights)
+      if not differing:
         log.info('Features are read from %s.', file.path)
         return _read([file], layout)
       others.append(f'{file.path} ({differing})')
     if others:
       log.warning('Features are computed for %s examples of %s: expected files of vit-jax embed with the same data, '
                   'images, network and weights, got others in what is named: %s.', f'{layout.num_examples:,}',
-                  identity.get('data', '')[:_NAME], '; '.join(others))
+                  identity.get('data', '')[:_NAME_DIGITS], '; '.join(others))
     return None
 
 
 def _name(identity: Mapping[str, str]) -> str:
   """Returns the name of the folder of an identity."""
-  return hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[:_NAME]
+  return hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[:_NAME_DIGITS]
+
+
+def _remove_old(folder: pathlib.Path) -> None:
+  """Removes the files in a folder of weights and in the folders beside it, and those folders if they are empty then."""
+  for path in [path for pattern in _OLD_FILES for path in folder.parent.glob(f'*/{pattern}')]:
+    path.unlink(missing_ok=True)
+    if path.parent != folder:
+      with contextlib.suppress(OSError):  # the folder has other files
+        path.parent.rmdir()
 
 
 def _differing(file: store.Written, identity: Mapping[str, str], weights: str) -> str:
   """Returns the names of what differs between the features in a file and those of an identity and weights."""
-  differing = [name for name in identity if file.info['identity'].get(name) != identity[name]]
-  return ', '.join(sorted([*differing, *(['weights'] if file.info['features_digest'] != weights else [])]))
+  names = [name for name in identity if file.info['identity'].get(name) != identity[name]]
+  if file.info['features_digest'] != weights:
+    names.append('weights')
+  return ', '.join(sorted(names))
 
 
 def _empty(layout: Layout, width: int, folder: pathlib.Path | None) -> Table:
@@ -203,8 +211,10 @@ def _empty(layout: Layout, width: int, folder: pathlib.Path | None) -> Table:
   shape = (layout.num_rows, width)
   table = []
   for part in layout.parts:
-    features: HostArray = np.zeros(shape if folder is None else 0, np.float32)
-    if folder is not None:
+    features: HostArray
+    if folder is None:
+      features = np.zeros(shape, np.float32)
+    else:
       with tempfile.TemporaryFile(dir=folder) as file:
         if hasattr(os, 'posix_fallocate'):  # so that a full disk is an error here, and no signal at a write
           os.posix_fallocate(file.fileno(), 0, max(1, layout.num_rows * width * 4))
@@ -226,23 +236,24 @@ def _blocks(table: Table) -> Iterator[store.Block]:
 def _read_folder(folder: pathlib.Path, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
   """Reads this process's rows from the files of all processes that wrote them; None if some are missing or damaged.
 
-  Raises:
-    UserError: the files are of other weights or features.
+  Raises UserError if the files are of other weights or features.
   """
   try:
     files = [store.open_complete(path) for path in sorted(folder.glob('*.parquet'))]
-    others = [(file.path, differing) for file in files if (differing := _differing(file, identity, weights))]
-    if not others and layout.num_examples == _num_examples(files):
-      return _read(files, layout, folder)
-    own = [file for file in files if file.path.name == layout.file_name]  # hosts may have disks of their own
-    if not others and own and layout.num_own == _num_examples(own):
-      return _read(own, layout, folder)
+    differing = {file.path: _differing(file, identity, weights) for file in files}
+    of_process = [file for file in files if file.path.name == layout.file_name]  # hosts may have disks of their own
+    if not any(differing.values()):
+      if layout.num_examples == _num_examples(files):
+        return _read(files, layout, folder)
+      if of_process and layout.num_own == _num_examples(of_process):
+        return _read(of_process, layout, folder)
   except (UserError, TemporaryError, OSError) as error:
     log.warning('The features in %s are damaged and computed again: %s', folder, error)
     return None
-  for path, differing in others:
-    raise UserError(f'{path}: expected the features that its folder is named after, got others ({differing} differ). '
-                    f'Remove {folder}, so that they are extracted again.')
+  for path, names in differing.items():
+    if names:
+      raise UserError(f'{path}: expected the features that its folder is named after, got others ({names} differ). '
+                      f'Remove {folder}, so that they are extracted again.')
   return None
 
 
@@ -258,29 +269,31 @@ def _read(files: Sequence[store.Written], layout: Layout, folder: pathlib.Path |
     layout: of the table.
     folder: see `_empty`.
 
-  Raises:
-    UserError: an example is not one of the source or is there twice, or a value is not finite.
+  Raises UserError if an example is not one of the source or is there twice, or a value is not finite.
   """
   table = _empty(layout, files[0].info['shape'][0], folder)
-  seen = np.zeros(layout.num_examples, bool)
-  for block, name in ((block, file.path) for file in files for block in file.blocks()):
-    inside = (block.id >= 0) & (block.id < layout.num_examples)
-    if not inside.all() or seen[block.id].any() or len(np.unique(block.id)) < len(block.id):
-      raise UserError(f'{name}: expected ids from 0 to {layout.num_examples - 1:,}, each once, got others. Write the '
+  is_read = np.zeros(layout.num_examples, bool)
+  for path, block in ((file.path, block) for file in files for block in file.blocks()):
+    is_inside = (block.id >= 0) & (block.id < layout.num_examples)
+    if not is_inside.all() or is_read[block.id].any() or len(np.unique(block.id)) < len(block.id):
+      raise UserError(f'{path}: expected ids from 0 to {layout.num_examples - 1:,}, each once, got others. Write the '
                       'features again with vit-jax embed.')
-    if not np.isfinite(block.values).all():
-      wrong = int(block.id[~np.isfinite(block.values).all(tuple(range(1, block.values.ndim)))][0])
-      raise UserError(f'{name}: expected finite features, got NaN or infinity for image {wrong:,}. Write them again '
-                      'with vit-jax embed; if they are the same then, the weights give no finite features.')
-    seen[block.id] = True
-    parts, rows = layout.find(block.id)
+    is_finite = np.isfinite(block.values).all(tuple(range(1, block.values.ndim)))
+    if not is_finite.all():
+      raise UserError(f'{path}: expected finite features, got NaN or infinity for image '
+                      f'{int(block.id[~is_finite][0]):,}. Write them again with vit-jax embed; if they are the same '
+                      'then, the weights give no finite features.')
+    is_read[block.id] = True
+    part_of_example, row_of_example = layout.find(block.id)
     for part, columns in zip(layout.parts, table, strict=True):
-      mine = parts == part
-      columns.features[rows[mine]], columns.label[rows[mine]] = block.values[mine], block.label[mine]
-      columns.mask[rows[mine]] = 1.
-  if (num := int(seen.sum())) != (num_rows := sum(file.info['num_rows'] for file in files)):
-    raise UserError(f'{files[0].path}: expected {num_rows:,} rows, got {num:,}. Write the features again with vit-jax '
-                    'embed.')
+      is_in_part = part_of_example == part
+      rows = row_of_example[is_in_part]
+      columns.features[rows], columns.label[rows] = block.values[is_in_part], block.label[is_in_part]
+      columns.mask[rows] = 1.
+  num_read, num_rows = int(is_read.sum()), sum(file.info['num_rows'] for file in files)
+  if num_read != num_rows:
+    raise UserError(f'{files[0].path}: expected {num_rows:,} rows, got {num_read:,}. Write the features again with '
+                    'vit-jax embed.')
   return table
 
 
@@ -306,7 +319,7 @@ class Split:
     self._reader, self._prepare, self._loader, self._store = reader, prepare, loader, store
     self._identity, self._bar = identity, bar
     self._shard = meshes.local_shard(mesh)
-    self.layout = Layout(loader.num_examples, batch_size, self._shard.count, self._shard.parts)
+    self.layout = Layout(loader.num_examples, batch_size, num_parts=self._shard.count, parts=self._shard.parts)
     self.spent_s = 0.
     """Seconds that the last call of `table` needed to compute features; 0 = they were stored."""
 
@@ -321,8 +334,8 @@ class Split:
   def table(self, selected: PyTree) -> Table:
     """Returns the features of these weights. Every process must call it.
 
-    Raises:
-      UserError: features are not finite, there is no valid example, or the features on disk are of other weights.
+    Raises UserError if features are not finite, there is no valid example, or the features on disk are of other
+    weights.
     """
     table = self.stored(selected)
     began, self.spent_s = time.monotonic(), 0.
@@ -334,8 +347,7 @@ class Split:
   def stored(self, selected: PyTree) -> Table | None:
     """Returns the features of these weights if they are stored, else None. Every process must call it.
 
-    Raises:
-      UserError: the features on disk are of other weights.
+    Raises UserError if the features on disk are of other weights.
     """
     return self._store.find(self._identity, digest(selected), self.layout)
 
@@ -369,8 +381,7 @@ class Split:
 
     Each batch is fetched while the next is computed. Every process must take all of them.
 
-    Raises:
-      UserError: features are not finite.
+    Raises UserError if features are not finite.
     """
     for features, counts, batch in started_ahead(self._begin(selected, batch) for batch in self._loader.batches()):
       broken, counted = jax.device_get(counts).tolist()

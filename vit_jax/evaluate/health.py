@@ -16,6 +16,7 @@ that a head would read. All numbers are computed on the host in float64.
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -29,11 +30,11 @@ from vit_jax.data.source import Source, take
 from vit_jax.evaluate import features
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.resources import Make, Resources, pooled
-from vit_jax.evaluate.results import Low, Measuring, Result, named
+from vit_jax.evaluate.results import Low, Measuring, Result
 
 TINY = 1e-7  # added to shares of singular values (RankMe)
-MIDDLE = .75  # of the sides of the image
-BLOCK = 1024  # images at a time, of which all pairs with the others are compared
+MIDDLE = .75  # share of each side of the image that the middle has
+BLOCK = 1024  # images at a time that are compared with all others
 ADVICE = ('The features of all images are nearly the same. Look at train/deviation, train/spread or train/information '
           'of the objective, and try a lower optimizer.lr')
 
@@ -43,39 +44,40 @@ def pairs(view: View, selected: PyTree, image: Array) -> Array:
   height, width = image.shape[1:3]
   h, w = round(MIDDLE * height), round(MIDDLE * width)
   top, left = (height - h) // 2, (width - w) // 2
-  other = jax.image.resize(image[:, top:top + h, left:left + w], image.shape, 'bilinear')[:, :, ::-1]
-  return jnp.concatenate([pooled(view, selected, x) for x in (image, other)], axis=-1)
+  mirrored = jax.image.resize(image[:, top:top + h, left:left + w], image.shape, 'bilinear')[:, :, ::-1]
+  return jnp.concatenate([pooled(view, selected, x) for x in (image, mirrored)], axis=-1)
 
 
+@dataclasses.dataclass(frozen=True)
 class Health:
   """Evaluator of one view: `rank_me`, `deviation`, `uniformity` and `alignment`.
 
-  Args:
-    split: of features as `pairs` reads them.
-    min_rank: RankMe below which an alarm is raised.
-    setting: its name.
-    limit: number of examples to which the split was truncated by `limit`; 0 = not truncated.
+  split: of features as `pairs` reads them.
+  min_rank: RankMe below which an alarm is raised.
+  setting: the name of the setting `min_rank`, for the alarm.
   """
-
-  def __init__(self, split: Split, *, min_rank: float, setting: str, limit: int = 0) -> None:
-    self._split, self._min_rank, self._setting, self._limit = split, min_rank, setting, limit
+  split: Split
+  min_rank: float
+  setting: str
 
   def measure(self, selected: PyTree) -> Result:
     """Returns the metrics, and the alarm if RankMe is low."""
-    rows = features.gather(self._split.place(self._split.table(selected)), self._split.mesh)
+    rows = features.gather(self.split.place(self.split.table(selected)), self.split.mesh)
     both = rows['features'][rows['mask'] > 0].astype(np.float64)
-    self._split.check_counted(len(both))
-    x, other = np.split(both, 2, axis=-1)
-    units = unit(x)
-    rank = rank_me(x)
-    metrics = {'rank_me': rank, 'deviation': float(units.std(0).mean() * units.shape[1] ** .5),
-               'uniformity': uniformity(units), 'alignment': float(np.square(units - unit(other)).sum(-1).mean())}
-    alarms = (Low('rank_me', rank, self._min_rank, self._setting, ADVICE),) if rank < self._min_rank else ()
-    return Result(named(metrics, self._limit), len(both), None, '', self._split.spent_s, alarms=alarms)
+    self.split.check_counted(len(both))
+    of_image, of_mirrored = np.split(both, 2, axis=-1)
+    units = unit(of_image)
+    rank = rank_me(of_image)
+    metrics = {'rank_me': rank,
+               'deviation': float(units.std(0).mean() * units.shape[1] ** .5),
+               'uniformity': uniformity(units),
+               'alignment': float(np.square(units - unit(of_mirrored)).sum(-1).mean())}
+    alarms = (Low('rank_me', rank, self.min_rank, self.setting, ADVICE),) if rank < self.min_rank else ()
+    return Result(metrics, len(both), None, '', self.split.spent_s, alarms=alarms)
 
 
 def unit(x: HostArray) -> HostArray:
-  """Returns rows of length 1; rows of zeros stay."""
+  """Returns the rows of `x [S, D]` divided by their lengths; rows of zeros stay."""
   return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
@@ -92,12 +94,15 @@ def uniformity(units: HostArray) -> float:
   The rows of `units [S, D]` have length 1, or are zeros.
   """
   total, num = 0., len(units)
+  if num < 2:
+    return 0.
   lengths = np.any(units, axis=-1).astype(np.float64)  # 1, or 0 for a row of zeros
   for start in range(0, num, BLOCK):
     cosine = units[start:start + BLOCK] @ units.T
-    total += float(np.exp(-2. * (lengths[start:start + BLOCK, None] + lengths[None] - 2. * cosine)).sum())
+    squared_distance = lengths[start:start + BLOCK, None] + lengths[None] - 2. * cosine
+    total += float(np.exp(-2. * squared_distance).sum())
   self_pairs = float(np.exp(-4. * (lengths - np.square(units).sum(-1))).sum())
-  return float(np.log((total - self_pairs) / (num * (num - 1)))) if num > 1 else 0.
+  return float(np.log((total - self_pairs) / (num * (num - 1))))
 
 
 def spread(source: Source, num: int) -> Source:
@@ -115,5 +120,5 @@ def build(resources: Resources, name: str, settings: schema.Health) -> Make:
     split = resources.split(name, settings, source, view, in_memory=True,
                             reader=functools.partial(pairs, resources.views[view]),
                             reads=f'pairs with the mirrored middle {MIDDLE}')
-    return Health(split, min_rank=settings.min_rank, setting=f'evals.{name}.min_rank', limit=settings.limit)
+    return Health(split, min_rank=settings.min_rank, setting=f'evals.{name}.min_rank')
   return make

@@ -7,10 +7,11 @@ and its classifier is trained on all training examples.
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -20,12 +21,12 @@ import numpy as np
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
 from vit_jax.evaluate.features import Split, gather
-from vit_jax.evaluate.results import TOP, Result, mark, named
+from vit_jax.evaluate.results import TOP, Result
 
 STD_FLOOR = 1e-5
-LOGITS_A_BLOCK = 2**23  # elements of one part, over all penalties
+LOGITS_A_BLOCK = 2**23  # logits of one part that are computed at a time, over all penalties
 EXTENSION = 4         # settings added at a time if the best one is at the edge of the grid
-MOST_EXTENSIONS = 4   # on each side
+MOST_EXTENSIONS = 4   # additions on each side
 log = logging.getLogger('vit_jax.evaluate')
 
 
@@ -36,7 +37,10 @@ class Linear(NamedTuple):
 
 
 class Data(NamedTuple):
-  """A split on the devices: `features [G, R, D]`, `label weight example [G, R]`."""
+  """A split on the devices, in G parts of R rows: `features [G, R, D]`, `label weight example [G, R]`.
+
+  weight: 0 for rows to ignore.    example: the position in the source.
+  """
   features: Array
   label: Array
   weight: Array
@@ -77,21 +81,24 @@ def choose(fit: Callable[[Data, Sequence[float]], Linear], data: Data, settings:
     rank: chooses the best setting.
     extend: whether to extend the grid while its smallest or largest setting is the best.
 
-  Raises:
-    UserError: no class has two examples, so no example can be held out.
+  Raises UserError if no class has two examples, so no example can be held out.
   """
   setting, held_out, nll = settings[0], math.nan, math.nan
   if len(settings) > 1:
-    kept, chooses = _divide(data.weight, data.example, hold())
+    train_weight, held_out_weight = _divide(data.weight, data.example, hold())
 
     def score(some: Sequence[float]) -> Scores:
-      fitted = fit(data._replace(weight=kept), some)
-      return _score([Linear(fitted.kernel[i], fitted.bias[i]) for i in range(len(some))],
-                    data._replace(weight=chooses))
+      """Returns the scores of classifiers with some of the settings on the held-out examples."""
+      fitted = fit(data._replace(weight=train_weight), some)
+      examples = data.features, data.label, held_out_weight
+      classifiers = [Linear(fitted.kernel[i], fitted.bias[i]) for i in range(len(some))]
+      scores = jax.device_get([(count_right(one, *examples), mean_loss(one, *examples)) for one in classifiers])
+      return Scores(np.array([int(right[0]) for right, _ in scores]), np.array([float(nll) for _, nll in scores]))
 
     grid, scores = _search(score, settings, rank=rank, extend=extend, name=name)
     best = rank(grid, scores)
-    setting, held_out, nll = grid[best], float(scores.right[best] / int((chooses > 0).sum())), float(scores.nll[best])
+    setting, nll = grid[best], float(scores.nll[best])
+    held_out = float(scores.right[best] / int((held_out_weight > 0).sum()))
   fitted = fit(data, [setting])
   return Choice(Linear(fitted.kernel[0], fitted.bias[0]), setting, held_out, nll)
 
@@ -111,20 +118,25 @@ def _search(score: Callable[[Sequence[float]], Scores], settings: Sequence[float
   """Returns settings in ascending order with their scores; `extend` adds settings if the best one is at the edge."""
   grid = sorted(settings)
   scores = score(grid)
-  left = {'below': MOST_EXTENSIONS, 'above': MOST_EXTENSIONS} if extend else {}
-  while side := {0: 'below', len(grid) - 1: 'above'}.get(rank(grid, scores)):
-    if not left.get(side):
-      break
-    left[side] -= 1
-    edge, inner = (grid[0], grid[1]) if side == 'below' else (grid[-1], grid[-2])
+  num_left = {'below': MOST_EXTENSIONS, 'above': MOST_EXTENSIONS} if extend else {'below': 0, 'above': 0}
+  while True:
+    best = rank(grid, scores)
+    if best == 0 and num_left['below']:
+      side, edge, inner = 'below', grid[0], grid[1]
+    elif best == len(grid) - 1 and num_left['above']:
+      side, edge, inner = 'above', grid[-1], grid[-2]
+    else:
+      return grid, scores
+    num_left[side] -= 1
     more = sorted(edge * (edge / inner)**i for i in range(1, EXTENSION + 1))
     log.info('%s: the setting %g at the edge of the grid is the best on the held-out examples; also trying %s.', name,
              edge, ', '.join(f'{setting:.3g}' for setting in more))
-    parts = [(more, score(more)), (grid, scores)]
-    (low, low_scores), (high, high_scores) = parts if side == 'below' else reversed(parts)
-    grid = [*low, *high]
-    scores = Scores(*(np.concatenate(both) for both in zip(low_scores, high_scores, strict=True)))
-  return grid, scores
+    more_scores = score(more)
+    if side == 'below':
+      grid, both = [*more, *grid], (more_scores, scores)
+    else:
+      grid, both = [*grid, *more], (scores, more_scores)
+    scores = Scores(np.concatenate([part.right for part in both]), np.concatenate([part.nll for part in both]))
 
 
 def hold_out(label: HostArray, counts: HostArray, *, part: float, name: str = 'the training split') -> HostArray:
@@ -139,28 +151,28 @@ def hold_out(label: HostArray, counts: HostArray, *, part: float, name: str = 't
     part: fraction of held-out examples.
     name: of the split, for messages.
 
-  Raises:
-    UserError: no class has two examples.
+  Raises UserError if no class has two examples.
   """
-  mixed = np.random.Generator(np.random.Philox(key=0)).permutation(len(label))
-  mixed = mixed[counts[mixed]]
-  ordered = mixed[np.argsort(label[mixed], kind='stable')]
-  is_first = np.diff(label[ordered], prepend=-1) != 0
-  rest = ordered[~is_first]
+  shuffled = np.random.Generator(np.random.Philox(key=0)).permutation(len(label))
+  shuffled = shuffled[counts[shuffled]]
+  by_class = shuffled[np.argsort(label[shuffled], kind='stable')]
+  is_first_of_class = np.diff(label[by_class], prepend=-1) != 0
+  rest = by_class[~is_first_of_class]
   if not len(rest):
     raise UserError(f'{name}: expected a class with at least two examples, one of which can be held out to choose a '
                     'setting, got one example a class. Give a single setting to choose nothing.')
-  number = min(len(rest), max(1, round(part * len(ordered))))
+  number = min(len(rest), max(1, round(part * len(by_class))))
+  evenly_spaced = (np.arange(number) * len(rest) + len(rest) // 2) // number
   is_held = np.zeros(len(label), bool)
-  is_held[rest[(np.arange(number) * len(rest) + len(rest) // 2) // number]] = True
+  is_held[rest[evenly_spaced]] = True
   return is_held
 
 
 @jax.jit
 def _divide(weight: Array, example: Array, held_out_S: Array) -> tuple[Array, Array]:
-  """Returns the weights of the examples for training, and of the held-out ones."""
-  chooses = held_out_S[example]
-  return jnp.where(chooses, 0., weight), jnp.where(chooses, weight, 0.)
+  """Returns the weights of the examples for training, and of the held-out ones, both `[G, R]`."""
+  is_held = held_out_S[example]
+  return jnp.where(is_held, 0., weight), jnp.where(is_held, weight, 0.)
 
 
 def cut(arrays: tuple[Array, ...], *, rows: int) -> tuple[Array, ...]:
@@ -198,31 +210,27 @@ def count_right(linear: Linear, features: Array, label: Array, weight: Array) ->
   num_classes = linear.bias.shape[0]
 
   def count(block: tuple[Array, ...]) -> Array:
-    x, true, w = block
-    _, top = jax.lax.top_k(predict(linear, x), min(TOP, num_classes))
-    hit, counts = top == true[..., None], w > 0
-    return jnp.stack([(hit[..., 0] & counts).sum(), (hit.any(-1) & counts).sum(), counts.sum()]).astype(jnp.int32)
+    features, label, weight = block
+    _, top = jax.lax.top_k(predict(linear, features), min(TOP, num_classes))
+    is_hit, is_used = top == label[..., None], weight > 0
+    right_top1, right_top5 = is_hit[..., 0] & is_used, is_hit.any(-1) & is_used
+    return jnp.stack([right_top1.sum(), right_top5.sum(), is_used.sum()]).astype(jnp.int32)
 
   return jax.lax.map(count, cut((features, label, weight), rows=LOGITS_A_BLOCK // num_classes)).sum(0)
 
 
-def _score(fitted: Iterable[Linear], data: Data) -> Scores:
-  """Returns the scores of classifiers on the examples with nonzero weight."""
-  examples = data.features, data.label, data.weight
-  scores = jax.device_get([(count_right(linear, *examples), mean_loss(linear, *examples)) for linear in fitted])
-  return Scores(np.array([int(right[0]) for right, _ in scores]), np.array([float(nll) for _, nll in scores]))
-
-
 def place(train: Split, test: Split, selected: PyTree, *, is_standardized: bool = True) -> tuple[Data, Data]:
   """Places both splits on the devices, optionally standardized by mean and deviation of the training examples."""
-  both = []
-  for split in (train, test):
+  def place_one(split: Split) -> Data:
     placed = split.place(split.table(selected))
-    both.append(Data(placed['features'], placed['label'], placed['mask'], placed['example']))
+    return Data(placed['features'], placed['label'], placed['mask'], placed['example'])
+
+  train_data, test_data = place_one(train), place_one(test)
   if is_standardized:
-    mean, std = moments(both[0].features, both[0].weight)
-    both = [data._replace(features=_standardize_in_place(data.features, mean, std)) for data in both]
-  return both[0], both[1]
+    mean, std = moments(train_data.features, train_data.weight)
+    train_data = train_data._replace(features=_standardize_in_place(train_data.features, mean, std))
+    test_data = test_data._replace(features=_standardize_in_place(test_data.features, mean, std))
+  return train_data, test_data
 
 
 @jax.jit
@@ -242,45 +250,47 @@ standardize = jax.jit(_standardize)
 _standardize_in_place = jax.jit(_standardize, donate_argnums=0)
 
 
+@dataclasses.dataclass(frozen=True)
 class Evaluator:
   """Evaluator of one view: `top1`, `top5`, the chosen setting, and its accuracy and NLL on the held-out examples.
 
-  Args:
-    train: split to learn from.
-    test: split to classify.
-    fit: maps data and settings to classifiers, one for each setting.
-    settings: to choose from.
-    setting: what they are, for the name of the metric.
-    holdout: fraction of held-out training examples, the same of every class.
-    rank: chooses the best setting.
-    is_standardized: whether features are standardized by the training examples; the grid is then extended, too, if its
-      smallest or largest setting is the best.
-    limit: number of examples to which the splits were truncated; 0 = not truncated.
+  train: split to learn from.
+  test: split to classify.
+  fit: maps data and settings to classifiers, one for each setting.
+  settings: to choose from.
+  setting: what they are, `l2` or `lr`, for the name of the metric.
+  holdout: fraction of held-out training examples, the same of every class.
+  rank: chooses the best setting.
+  is_standardized: whether features are standardized by the training examples; the grid is then extended, too, if its
+    smallest or largest setting is the best.
   """
-
-  def __init__(self, train: Split, test: Split, fit: Callable[[Data, Sequence[float]], Linear],
-               settings: Sequence[float], *, setting: str, holdout: float, rank: Rank, is_standardized: bool,
-               limit: int) -> None:
-    self._train, self._test, self._fit, self._settings, self._setting = train, test, fit, settings, setting
-    self._holdout, self._rank, self._is_standardized, self._limit = holdout, rank, is_standardized, limit
+  train: Split
+  test: Split
+  fit: Callable[[Data, Sequence[float]], Linear]
+  settings: Sequence[float]
+  setting: str
+  holdout: float
+  rank: Rank
+  is_standardized: bool
 
   def measure(self, selected: PyTree) -> Result:
     """Returns the accuracies and the number of test examples."""
-    data, test = place(self._train, self._test, selected, is_standardized=self._is_standardized)
-    best = choose(self._fit, data, self._settings, name=self._train.name, hold=functools.partial(self._hold, data),
-                  rank=self._rank, extend=self._is_standardized)
-    right, top, total = jax.device_get(count_right(best.linear, test.features, test.label, test.weight)).tolist()
-    self._test.check_counted(total)
-    metrics = {'top1': right / total, 'top5': top / total, self._setting: best.setting}
+    data, test = place(self.train, self.test, selected, is_standardized=self.is_standardized)
+    best = choose(self.fit, data, self.settings, name=self.train.name, hold=functools.partial(self._hold, data),
+                  rank=self.rank, extend=self.is_standardized)
+    right_top1, right_top5, total = jax.device_get(
+        count_right(best.linear, test.features, test.label, test.weight)).tolist()
+    self.test.check_counted(total)
+    metrics = {'top1': right_top1 / total, 'top5': right_top5 / total, self.setting: best.setting}
     if not math.isnan(best.held_out):
       metrics |= {'held_out': best.held_out, 'held_out_nll': best.held_out_nll}
-    return Result(named(metrics, self._limit), total, None, mark('top1', self._limit),
-                  self._train.spent_s + self._test.spent_s)
+    return Result(metrics, total, None, 'top1', self.train.spent_s + self.test.spent_s)
 
   def _hold(self, data: Data) -> HostArray:
     """Returns which training examples are held out, `[S]` bool, the same on every host."""
-    rows = gather({'label': data.label, 'weight': data.weight, 'example': data.example}, self._train.mesh)
-    size = self._train.num_examples
-    label, counts, good = np.zeros(size, np.int32), np.zeros(size, bool), rows['weight'] > 0
-    label[rows['example'][good]], counts[rows['example'][good]] = rows['label'][good], True
-    return hold_out(label, counts, part=self._holdout, name=self._train.name)
+    rows = gather({'label': data.label, 'weight': data.weight, 'example': data.example}, self.train.mesh)
+    is_used = rows['weight'] > 0
+    example = rows['example'][is_used]
+    label, counts = np.zeros(self.train.num_examples, np.int32), np.zeros(self.train.num_examples, bool)
+    label[example], counts[example] = rows['label'][is_used], True
+    return hold_out(label, counts, part=self.holdout, name=self.train.name)

@@ -54,7 +54,7 @@ def fit(features: Array, label: Array, weight: Array, penalties: Array, *, num_c
   blocks = cut((features, label, weight), rows=linear.LOGITS_A_BLOCK // (num_classes * penalties.shape[0]))
   total = weight.sum()
 
-  def one(penalty: Array) -> Solution:
+  def fit_one(penalty: Array) -> Solution:
     def value(fitted: Linear) -> Array:
       loss = jax.lax.map(jax.checkpoint(functools.partial(linear.block_loss, fitted)), blocks).sum()
       return loss / total + penalty / 2. * jnp.square(fitted.kernel).sum()
@@ -62,12 +62,14 @@ def fit(features: Array, label: Array, weight: Array, penalties: Array, *, num_c
     zero = Linear(jnp.zeros((features.shape[-1], num_classes)), jnp.zeros(num_classes))
     return _minimize(jax.jit(value), zero, max_steps=max_steps)
 
-  return jax.vmap(one)(penalties)
+  return jax.vmap(fit_one)(penalties)
 
 
 class _State(NamedTuple):
+  """The state of the solver: the classifier, the state of L-BFGS, and of the last step the number, the largest entry
+  of the gradient, and the relative decrease of the value."""
   linear: Linear
-  inner: optax.OptState
+  lbfgs: optax.OptState
   steps: Array
   gradient: Array
   gain: Array
@@ -80,24 +82,24 @@ def _minimize(value: Callable[[Linear], Array], start: Linear, *, max_steps: int
   value_and_grad = optax.value_and_grad_from_state(value)
 
   def step(state: _State) -> _State:
-    before, gradient = value_and_grad(state.linear, state=state.inner)
-    updates, inner = solver.update(gradient, state.inner, state.linear, value=before, grad=gradient, value_fn=value)
-    after, gradient = optax.tree.get(inner, 'value'), optax.tree.get(inner, 'grad')
+    before, gradient = value_and_grad(state.linear, state=state.lbfgs)
+    updates, lbfgs = solver.update(gradient, state.lbfgs, state.linear, value=before, grad=gradient, value_fn=value)
+    after, gradient = optax.tree.get(lbfgs, 'value'), optax.tree.get(lbfgs, 'grad')
     largest = jnp.maximum(*(jnp.abs(x).max() for x in gradient))
-    return _State(optax.apply_updates(state.linear, updates), inner, state.steps + 1, largest,
-                  (before - after) / jnp.abs(before))
+    return _State(optax.apply_updates(state.linear, updates), lbfgs, state.steps + 1, largest,
+                  gain=(before - after) / jnp.abs(before))
 
-  def goes_on(state: _State) -> Array:
+  def is_unfinished(state: _State) -> Array:
     return (state.gradient > TOLERANCE) & (state.steps < max_steps) & (state.gain > jnp.finfo(jnp.float32).eps)
 
   infinite = jnp.full((), jnp.inf)
-  end = jax.lax.while_loop(goes_on, step, _State(start, solver.init(start), jnp.zeros((), jnp.int32), infinite,
-                                                 infinite))
+  begin = _State(start, solver.init(start), jnp.zeros((), jnp.int32), gradient=infinite, gain=infinite)
+  end = jax.lax.while_loop(is_unfinished, step, begin)
   return Solution(end.linear, end.steps, end.gradient)
 
 
 def evaluator(train: Split, test: Split, *, num_classes: int, penalties: Sequence[float], holdout: float,
-              max_steps: int, limit: int = 0) -> linear.Evaluator:
+              max_steps: int) -> linear.Evaluator:
   """Returns the evaluator of one view: `top1`, `top5`, the chosen penalty `l2`, and its held-out accuracy and NLL.
 
   The penalty with the smallest held-out NLL is chosen: on few examples several penalties have the same accuracy, and
@@ -105,22 +107,22 @@ def evaluator(train: Split, test: Split, *, num_classes: int, penalties: Sequenc
   the grid is extended on that side.
 
   Args:
-    train, test, holdout, limit: see `linear.Evaluator`.
+    train, test, holdout: see `linear.Evaluator`.
     penalties: to choose from, per example (see above).
     num_classes, max_steps: see `fit`.
   """
   fit_penalties = functools.partial(fit_all, num_classes=num_classes, max_steps=max_steps)
   return linear.Evaluator(train, test, fit_penalties, penalties, setting='l2', holdout=holdout, rank=linear.by_nll,
-                          is_standardized=True, limit=limit)
+                          is_standardized=True)
 
 
 def fit_all(data: linear.Data, penalties: Sequence[float], *, num_classes: int, max_steps: int) -> Linear:
   """Fits classifiers for all penalties, as many at once as `SOLVER_BYTES` allows; arguments as of `fit`."""
-  room = 4 * data.features.shape[-1] * num_classes * (2 * MEMORY + 5)
-  size = max(1, SOLVER_BYTES // room)
-  fitted = [fit(data.features, data.label, data.weight, np.asarray(penalties[start:start + size], np.float32),
+  bytes_of_one = 4 * data.features.shape[-1] * num_classes * (2 * MEMORY + 5)
+  at_once = max(1, SOLVER_BYTES // bytes_of_one)
+  fitted = [fit(data.features, data.label, data.weight, np.asarray(penalties[start:start + at_once], np.float32),
                 num_classes=num_classes, max_steps=max_steps).linear
-            for start in range(0, len(penalties), size)]
+            for start in range(0, len(penalties), at_once)]
   return Linear(*(jnp.concatenate(x) for x in zip(*fitted, strict=True)))
 
 
@@ -132,5 +134,5 @@ def build(resources: Resources, name: str, settings: schema.Logistic) -> Make:
     return evaluator(
         *resources.splits(name, settings, train, test, view),
         num_classes=len(train.class_names), penalties=settings.l2, holdout=settings.holdout,
-        max_steps=settings.max_steps, limit=settings.limit)
+        max_steps=settings.max_steps)
   return make

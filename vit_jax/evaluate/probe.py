@@ -34,7 +34,7 @@ class Recipe(NamedTuple):
   epochs, warmup_epochs: numbers of epochs.
   batch_size: limited to the number of examples.
   momentum: of SGD.
-  trust: LARS's coefficient; 0 = SGD.
+  trust_coefficient: of LARS; 0 = SGD.
   normalize: BatchNorm of the features, without scale and bias.
   by_epoch: the learning rate changes once an epoch.
   """
@@ -70,21 +70,23 @@ def train(features: Array, label: Array, weight: Array, example: Array, rates: H
   used = np.flatnonzero(gathered['weight'] > 0)
   # Positions in the flattened `[G * R]`, in the order of the source.
   rows = used[np.argsort(gathered['example'].ravel()[used], kind='stable')].astype(np.int32)
-  size = min(recipe.batch_size, len(rows))
-  lengths = durations.Lengths(num_examples=len(rows), batch_size=size, total_steps=recipe.num_steps(len(rows)))
+  batch_size = min(recipe.batch_size, len(rows))
+  num_batches = len(rows) // batch_size  # of an epoch
+  lengths = durations.Lengths(num_examples=len(rows), batch_size=batch_size, total_steps=recipe.num_steps(len(rows)))
   width = features.shape[-1]
   start = {'kernel': INIT_STDDEV * jax.random.normal(jax.random.key(0), (width, num_classes)),
            'bias': jnp.zeros(num_classes)}
   params = jax.tree.map(lambda x: jnp.tile(x[None], (len(rates),) + (1,) * x.ndim), start)
+  states = jax.vmap(_optimizer(recipe, lengths).init)(params)
+  statistics, number = Statistics(jnp.zeros(width), jnp.ones(width)), jnp.zeros((), jnp.int32)
   # These arrays are on the host, because arrays of one process cannot be combined with global arrays.
-  carry = jax.device_get((params, jax.vmap(_optimizer(recipe, lengths).init)(params),
-                          Statistics(jnp.zeros(width), jnp.ones(width)), jnp.zeros((), jnp.int32)))
+  carry = jax.device_get((params, states, statistics, number))
   for epoch in range(recipe.epochs):
-    mixed = np.random.Generator(np.random.Philox(key=epoch)).permutation(rows)
-    batches = mixed[:len(rows) // size * size].reshape(-1, size)
+    shuffled = np.random.Generator(np.random.Philox(key=epoch)).permutation(rows)
+    batches = shuffled[:num_batches * batch_size].reshape(num_batches, batch_size)
     carry = jax.block_until_ready(_epoch(carry, features, label, batches, rates, recipe, lengths, mesh))
-    on_step((epoch + 1) * len(batches))
-  params, running = carry[0], carry[2]
+    on_step((epoch + 1) * num_batches)
+  params, _, running, _ = carry
   if not recipe.normalize:
     return Linear(params['kernel'], params['bias'])
   # Normalization by the running statistics is a part of the classifier.
@@ -95,13 +97,15 @@ def train(features: Array, label: Array, weight: Array, example: Array, rates: H
 
 def _optimizer(recipe: Recipe, lengths: durations.Lengths) -> optimizers.Optimizer:
   """Returns an optimizer with a peak learning rate of 1; updates are multiplied by each classifier's own rate."""
-  settings: schema.Sgd | schema.Lars = schema.Sgd(momentum=recipe.momentum, clip_norm=0.)
-  if recipe.trust_coefficient:
+  settings: schema.Sgd | schema.Lars
+  if not recipe.trust_coefficient:
+    settings = schema.Sgd(momentum=recipe.momentum, clip_norm=0.)
+  else:
     settings = schema.Lars(momentum=recipe.momentum, trust_coefficient=recipe.trust_coefficient,
                            trust_ratio_mask=('kernel',))
-  warmup = recipe.warmup_epochs * lengths.total_steps // recipe.epochs
+  warmup_steps = recipe.warmup_epochs * lengths.total_steps // recipe.epochs
   stairs = f'{lengths.total_steps // recipe.epochs} steps' if recipe.by_epoch else ''
-  schedule = schema.Schedule(schema.Decay.COSINE, warmup=f'{warmup} steps', warmup_form=schema.Warmup.FROM_ZERO,
+  schedule = schema.Schedule(schema.Decay.COSINE, warmup=f'{warmup_steps} steps', warmup_form=schema.Warmup.FROM_ZERO,
                              stairs=stairs)
   return optimizers.build(settings, schedules.build(schedule, peak=1., lengths=lengths), lengths=lengths)
 
@@ -109,9 +113,13 @@ def _optimizer(recipe: Recipe, lengths: durations.Lengths) -> optimizers.Optimiz
 @functools.partial(jax.jit, static_argnums=(5, 6, 7), donate_argnums=0)
 def _epoch(carry: PyTree, features: Array, label: Array, batches: Array, rates: Array,
            recipe: Recipe, lengths: durations.Lengths, mesh: Mesh) -> PyTree:
-  """Trains for one epoch on batches `[steps, b]` of rows of the flattened split."""
+  """Trains for one epoch on batches `[steps, b]` of rows of the flattened split.
+
+  `carry` has the parameters and the optimizer states of all classifiers, the running statistics of the features, and
+  the number of the step.
+  """
   optimizer, num_shards = _optimizer(recipe, lengths), mesh.shape['data'] * mesh.shape['fsdp']
-  lies = meshes.replicated(mesh) if batches.shape[1] % num_shards else meshes.batch_sharding(mesh)
+  sharding = meshes.replicated(mesh) if batches.shape[1] % num_shards else meshes.batch_sharding(mesh)
   flat_SD, flat_S = features.reshape(-1, features.shape[-1]), label.reshape(-1)
 
   def loss(params: PyTree, x_BD: Array, true_B: Array) -> Array:
@@ -119,8 +127,8 @@ def _epoch(carry: PyTree, features: Array, label: Array, batches: Array, rates: 
     return -jnp.take_along_axis(jax.nn.log_softmax(logits_BC), true_B[:, None], -1).mean()
 
   def step(carry: PyTree, rows_B: Array) -> tuple[PyTree, None]:
-    params, state, statistics, number = carry
-    x_BD = jax.lax.with_sharding_constraint(flat_SD[rows_B], lies)
+    params, states, statistics, number = carry
+    x_BD = jax.lax.with_sharding_constraint(flat_SD[rows_B], sharding)
     if recipe.normalize:
       x_BD, statistics = normalize(x_BD, statistics)
     grads = jax.vmap(jax.grad(loss), in_axes=(0, None, None))(params, x_BD, flat_S[rows_B])
@@ -129,30 +137,30 @@ def _epoch(carry: PyTree, features: Array, label: Array, batches: Array, rates: 
       updates, state = optimizer.update(grads, state, params, step=number, grad_norm=jnp.zeros(()))
       return jax.tree.map(lambda p, u: p + rate * u, params, updates), state
 
-    params, state = jax.vmap(update)(params, grads, state, rates)
-    return (params, state, statistics, number + 1), None
+    params, states = jax.vmap(update)(params, grads, states, rates)
+    return (params, states, statistics, number + 1), None
 
   return jax.lax.scan(step, carry, batches)[0]
 
 
 def evaluator(train_split: Split, test: Split, *, num_classes: int, recipe: Recipe, rates: Sequence[float],
-              holdout: float, limit: int = 0) -> linear.Evaluator:
+              holdout: float) -> linear.Evaluator:
   """Returns the evaluator of one view: `top1`, `top5`, the chosen learning rate `lr` and its held-out accuracy.
 
   Args:
-    train_split, test, holdout, limit: see `linear.Evaluator`.
+    train_split, test, holdout: see `linear.Evaluator`.
     num_classes: C.
     recipe: training settings.
     rates: peak learning rates to choose from, for the batch size of the recipe.
   """
   def fit(data: linear.Data, rates: Sequence[float]) -> Linear:
     repeats = 2 if len(rates) > 1 else 1  # the best rate is then used with all examples
-    with train_split.count('steps', recipe.num_steps(int(data.weight.sum())), repeats=repeats) as tally:
+    with train_split.count('steps', recipe.num_steps(int(data.weight.sum())), repeats=repeats) as progress:
       return train(data.features, data.label, data.weight, data.example, np.asarray(rates, np.float32), recipe,
-                   num_classes=num_classes, mesh=train_split.mesh, on_step=tally.update)
+                   num_classes=num_classes, mesh=train_split.mesh, on_step=progress.update)
 
   return linear.Evaluator(train_split, test, fit, rates, setting='lr', holdout=holdout, rank=linear.by_accuracy,
-                          is_standardized=False, limit=limit)
+                          is_standardized=False)
 
 
 def build(resources: Resources, name: str, settings: schema.Probe) -> Make:
@@ -169,5 +177,5 @@ def build(resources: Resources, name: str, settings: schema.Probe) -> Make:
   def make(view: str) -> Measuring:
     return evaluator(
         *resources.splits(name, settings, train, test, view),
-        num_classes=len(train.class_names), recipe=recipe, rates=rates, holdout=settings.holdout, limit=settings.limit)
+        num_classes=len(train.class_names), recipe=recipe, rates=rates, holdout=settings.holdout)
   return make

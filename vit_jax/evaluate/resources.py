@@ -19,8 +19,9 @@ from vit_jax.data import loader as loaders
 from vit_jax.data import opening
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.image import geometry
-from vit_jax.data.source import Source, has_masks, take_first, title
-from vit_jax.evaluate.results import Fingerprint, Measuring
+from vit_jax.data.source import Source, take_first, title
+from vit_jax.evaluate.problems import check_masks, check_same
+from vit_jax.evaluate.results import Fingerprint, Measuring, Truncated
 from vit_jax.models import heads, intermediates
 from vit_jax.parallel import mesh as meshes
 
@@ -55,7 +56,7 @@ def fingerprint(source: Source) -> Fingerprint:
 
 
 class Data(Protocol):
-  """The sources of a run."""
+  """The sources of a run, and the classes that their labels are indexes of; `in_memory`: images may be held there."""
 
   @property
   def train(self) -> Source: ...
@@ -123,9 +124,10 @@ class Resources:
 
   def fingerprints(self) -> dict[str, Fingerprint]:
     """Returns what the evaluations read, by source and split as in the config."""
-    given = (self._data.train, self._data.eval)  # maybe with the classes of weights, so that the digest differs
-    return {name: Fingerprint(len(source), '' if any(source is one for one in given) else source.digest)
-            for name, source in self._opened.items()}
+    def find_digest(source: Source) -> str:
+      # The sources of the run may have the classes of weights instead of their own, which changes the digest.
+      return '' if source is self._data.train or source is self._data.eval else source.digest
+    return {name: Fingerprint(len(source), find_digest(source)) for name, source in self._opened.items()}
 
   def _note(self, settings: schema.Evaluation, split: str, source: Source) -> None:
     run_source = self.config.data.source
@@ -138,8 +140,7 @@ class Resources:
     The `implementation` of the settings of an evaluation is a function `build(resources, name, settings)`. It returns
     the function that builds the evaluator of a view.
 
-    Raises:
-      UserError: an evaluation names a view that the objective does not have, or cannot be built.
+    Raises UserError if an evaluation names a view that the objective does not have, or cannot be built.
     """
     evaluators: dict[str, dict[str, Measuring]] = {}
     for name, settings in self.config.evals.items():
@@ -148,7 +149,8 @@ class Resources:
         raise UserError(f'evals.{name}.views: expected some of {", ".join(self.views)}, got {", ".join(chosen)}. '
                         'Set some of these views.')
       make: Make = implementation.of(settings)(self, name, settings)
-      evaluators[name] = {view: make(view) for view in chosen}
+      evaluators[name] = {view: Truncated(make(view), settings.limit) if settings.limit else make(view)
+                          for view in chosen}
     return evaluators
 
   def eval_source(self, name: str) -> Source:
@@ -204,15 +206,16 @@ class Resources:
     """Returns the features of a view on a source; with another `reader`, `reads` says which features it returns."""
     from vit_jax.evaluate.features import Split  # only here: few runs evaluate features
     size = self.batch_size(name, settings)
-    is_theirs = isinstance(settings, schema.FewShot) and settings.protocol is schema.FewShotProtocol.BIG_VISION
-    recipe = squashed_crop(self.config) if is_theirs else self.config.data.recipe
+    is_big_vision = isinstance(settings, schema.FewShot) and settings.protocol is schema.FewShotProtocol.BIG_VISION
+    recipe = squashed_crop(self.config) if is_big_vision else self.config.data.recipe
     layers = settings.features if isinstance(settings, schema.FrozenEvaluation) else schema.FeatureLayers()
     identity = identify(source, recipe=recipe, image_px=self.config.image_px,
-                        network=(self.config.model, self.config.head), view=view, layers=layers, after_hidden=is_theirs)
+                        network=(self.config.model, self.config.head), view=view, layers=layers,
+                        after_hidden=is_big_vision)
     if reads:
       identity['features'] = reads
     return Split(
-        reader or self._reader(name, layers, view, after_hidden=is_theirs), self.prepare,
+        reader or self._reader(name, layers, view, after_hidden=is_big_vision), self.prepare,
         self.loader(source, size, in_memory=in_memory, recipe=recipe),
         batch_size=size, mesh=self.mesh, store=self.store, identity=identity,
         name=f'evals.{name} ({title(source)}, {view})', bar=self.bar)
@@ -234,9 +237,11 @@ def identify(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int]
              network: tuple[schema.Model, schema.Head], view: str, layers: schema.FeatureLayers,
              after_hidden: bool = False) -> dict[str, str]:
   """Returns everything but the weights that features depend on, as text by name."""
-  pictures = (image_px, recipe.eval_resize_px, recipe.eval_geometry, *geometry.eval_resampling(recipe), recipe.mean,
-              recipe.std, recipe.upright, recipe.truncate,
-              *((recipe.eval_native_patch,) if recipe.eval_native_patch else ()))
+  pictures: tuple[object, ...] = (
+      image_px, recipe.eval_resize_px, recipe.eval_geometry, *geometry.eval_resampling(recipe), recipe.mean, recipe.std,
+      recipe.upright, recipe.truncate)
+  if recipe.eval_native_patch:
+    pictures += (recipe.eval_native_patch,)
   return {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures), 'network': repr(network), 'view': view,
           'features': repr(layers) + ' after the hidden layer' * after_hidden, 'code': __version__}
 
@@ -261,9 +266,10 @@ def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
 
 
 def _whole_eval_source(config: schema.Config, data: Data, settings: schema.Evaluation) -> Source:
+  """Returns the test source of an evaluation without its limit."""
   # Evaluations of features do not use the classes of loaded weights.
-  is_apart = isinstance(settings, schema.FeatureEvaluation) and data.train is data.eval
-  if settings.split or settings.source or is_apart:
+  has_classes_of_weights = isinstance(settings, schema.FeatureEvaluation) and data.train is data.eval
+  if settings.split or settings.source or has_classes_of_weights:
     return open_split(config, settings.source, settings.split or config.data.eval_split, order=data.class_names)
   return data.eval
 
@@ -279,31 +285,3 @@ def open_split(config: schema.Config, source: str, split: str, *, order: Sequenc
                                image_column='', caption_column='', label_offset=0)
   return opening.check_labels(opening.open_split(
       data, split, image_px=config.image_px, order=() if source else order), data)
-
-
-def check_single(where: str, source: Source) -> None:
-  if source.most_labels:
-    raise UserError(f'{where}: expected a source whose images have one class each, got {title(source)}, which has '
-                    'several for an image. Use TopK, or another source.')
-
-
-def check_masks(where: str, source: Source, settings: schema.Evaluation) -> None:
-  """Raises UserError unless a source has masks exactly if the evaluation is one of masks."""
-  if has_masks(source) and not isinstance(settings, schema.Segmentation):
-    raise UserError(f'{where}: expected a source whose images have classes, got {source.name}, whose images have '
-                    f'masks. Leave this evaluation out with --config.evals=…, or set {where}.source.')
-  if not has_masks(source) and isinstance(settings, schema.Segmentation):
-    raise UserError(f'{where}: expected a source whose images have masks, got {source.name}. Set {where}.source='
-                    'masks:PATH or masks:tfds:NAME.')
-
-
-def check_same(name: str, train: Source, test: Source) -> None:
-  """Raises UserError unless both splits have the same classes, and each image has exactly one class."""
-  for source in (train, test):
-    check_single(f'evals.{name}', source)
-  if not has_masks(train):
-    opening.check_learnable(train, learner=f'evals.{name}')
-  if train.class_names != test.class_names:
-    raise UserError(f'evals.{name}: expected two splits with the same classes, got {train.name} with '
-                    f'{len(train.class_names)} classes and {test.name} with {len(test.class_names)}. '
-                    'Choose splits of one dataset.')

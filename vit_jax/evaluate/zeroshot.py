@@ -20,8 +20,9 @@ from vit_jax.core.types import HostArray, PyTree
 from vit_jax.data.text import prompts as prompting
 from vit_jax.evaluate import linear
 from vit_jax.evaluate.features import Split
-from vit_jax.evaluate.resources import Encoder, Make, Resources, check_single
-from vit_jax.evaluate.results import Measuring, Result, mark, named
+from vit_jax.evaluate.problems import check_single
+from vit_jax.evaluate.resources import Encoder, Make, Resources
+from vit_jax.evaluate.results import Measuring, Result
 
 log = logging.getLogger('vit_jax.evaluate')
 EPS = 1e-8  # added to a length before it divides (big_vision, discriminative_classifier.py)
@@ -42,38 +43,25 @@ class ZeroShot:
     test: split to classify.
     encoder: of texts, and of the features.
     prompts: of each class, in the order of the labels.
-    protocol: for the names of the metrics.
-    limit: number of examples to which the split was truncated; 0 = not truncated.
+    protocol: for the names of the metrics, such as `clip_best_canonical`.
   """
 
-  def __init__(self, test: Split, encoder: Encoder, prompts: Sequence[Sequence[str]], *, protocol: str,
-               limit: int = 0) -> None:
-    self._test, self._encoder, self._prompts = test, encoder, prompts
-    self._protocol, self._limit = protocol, limit
+  def __init__(self, test: Split, encoder: Encoder, prompts: Sequence[Sequence[str]], *, protocol: str) -> None:
+    self._test, self._encoder, self._prompts, self._protocol = test, encoder, prompts, protocol
     self._classes: linear.Linear | None = None
 
   def measure(self, selected: PyTree) -> Result:
     """Returns the accuracies and the number of examples."""
     placed = self._test.place(self._test.table(selected))
-    classes, encoder = self._classes_at(selected)
-    vectors_GRE = encoder.project(placed['features'])
-    right, top, total = jax.device_get(
-        linear.count_right(classes, vectors_GRE, placed['label'], placed['mask'])).tolist()
-    self._test.check_counted(total)
-    names = {metric: f'{metric}_{self._protocol}' for metric in ('top1', 'top5')}
-    return Result(named({names['top1']: right / total, names['top5']: top / total}, self._limit), total, None,
-                  mark(names['top1'], self._limit), self._test.spent_s)
-
-  def _classes_at(self, selected: PyTree) -> tuple[linear.Linear, Encoder]:
-    """The vectors of the classes as a classifier without a bias, and the encoder of these weights.
-
-    A text tower that is not of the view is asked once.
-    """
     encoder = self._encoder.at(selected)
-    if encoder is not self._encoder or self._classes is None:
+    if encoder is not self._encoder or self._classes is None:  # a text tower that is not of the view embeds once
       vectors_CE = class_vectors(encoder, self._prompts)
       self._classes = linear.Linear(jnp.asarray(vectors_CE.T), jnp.zeros(len(vectors_CE)))
-    return self._classes, encoder
+    right_top1, right_top5, total = jax.device_get(linear.count_right(
+        self._classes, encoder.project(placed['features']), placed['label'], placed['mask'])).tolist()
+    self._test.check_counted(total)
+    metrics = {f'top1_{self._protocol}': right_top1 / total, f'top5_{self._protocol}': right_top5 / total}
+    return Result(metrics, total, None, f'top1_{self._protocol}', self._test.spent_s)
 
 
 def build(resources: Resources, name: str, settings: schema.ZeroShot) -> Make:
@@ -93,7 +81,7 @@ def build(resources: Resources, name: str, settings: schema.ZeroShot) -> Make:
 
   def make(view: str) -> Measuring:
     return ZeroShot(resources.split(name, settings, test, view, in_memory=True), encoder, prompts,
-                    protocol=protocol(settings, rule), limit=settings.limit)
+                    protocol=protocol(settings, rule))
   return make
 
 

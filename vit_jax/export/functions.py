@@ -33,25 +33,27 @@ NUM_IMAGES = (1, 3)  # batch sizes of the check
 
 
 class Subject(NamedTuple):
-  """The function to export, its input, and the name of its output."""
+  """The function to export, its input `[1, H, W, C]`, and the name of its output.
+
+  multiple: px, the function takes any height and width that are multiples of it; 0 = those of `image` alone.
+  """
   function: Callable[[Array], Array]
   image: jax.ShapeDtypeStruct
   output: str
-  multiple: int = 0  # px, of any height and width that the function takes; 0 = those of `image` alone
+  multiple: int = 0
 
 
 def check(to: pathlib.Path) -> pathlib.Path:
   """Checks the output path before anything is read, and returns it.
 
-  Raises:
-    UserError: the suffix is unknown, the file exists, or its directory does not exist.
+  Raises UserError if the suffix is unknown, the file exists, or its directory does not exist.
   """
   path = destination.checked(to)
   if path.suffix not in SUFFIXES:
     raise UserError(f'--to: expected a name that ends in {" or ".join(SUFFIXES)}, got {to}. Change it.')
-  for one in (path, path.with_name(onnx.beside(path)), path.with_name(table_name(path))):
-    if one.exists() or one.is_symlink():
-      raise UserError(f'--to: expected a new path, got {to}, and {one.name} exists. Choose another path.')
+  for output in (path, path.with_name(onnx.beside(path)), path.with_name(table_name(path))):
+    if output.exists() or output.is_symlink():
+      raise UserError(f'--to: expected a new path, got {to}, and {output.name} exists. Choose another path.')
   return path
 
 
@@ -80,8 +82,7 @@ def checked(difference: float, multiple: int) -> str:
 def make_subject(weights: Weights, *, from_pixels: bool, any_size: bool = False) -> Subject:
   """Returns the inference function of weights, with their parameters inside.
 
-  Raises:
-    UserError: `any_size`, and the network takes one size of images only.
+  Raises UserError if `any_size` is set, and the network takes one size of images only.
   """
   function = make_function(weights, from_pixels=from_pixels)
   if from_pixels:
@@ -94,14 +95,14 @@ def make_subject(weights: Weights, *, from_pixels: bool, any_size: bool = False)
 
 def make_function(weights: Weights, *, from_pixels: bool, is_pooled: bool = False) -> Callable[[Array], Array]:
   """Returns the logits of weights as a function of images, in f32; the features without a head, or if `is_pooled`."""
-  plain = {'dtype': schema.DType.F32, 'quantize': schema.Quantize.NONE, 'execution': schema.Execution.UNROLLED}
-  plain = {name: value for name, value in plain.items() if hasattr(weights.model, name)}
-  weights = weights._replace(model=dataclasses.replace(weights.model, **plain))  # type: ignore[arg-type]
+  f32 = {'dtype': schema.DType.F32, 'quantize': schema.Quantize.NONE, 'execution': schema.Execution.UNROLLED}
+  f32 = {name: value for name, value in f32.items() if hasattr(weights.model, name)}
+  weights = weights._replace(model=dataclasses.replace(weights.model, **f32))  # type: ignore[arg-type]
   infer, params, recipe = inference.function(weights), inference.parameters(weights), inference.eval_recipe(weights)
 
   def function(image: Array) -> Array:
-    found = infer(params, normalize(image, recipe) if from_pixels else image)
-    return found.features.pooled if found.logits is None or is_pooled else found.logits
+    outputs = infer(params, normalize(image, recipe) if from_pixels else image)
+    return outputs.features.pooled if outputs.logits is None or is_pooled else outputs.logits
 
   return function
 
@@ -109,51 +110,57 @@ def make_function(weights: Weights, *, from_pixels: bool, is_pooled: bool = Fals
 def _multiple(weights: Weights) -> int:
   """Returns the px of which sides of images are multiples.
 
-  Raises:
-    UserError: the network takes one size of images only.
+  Raises UserError if the network takes one size of images only.
   """
   m = weights.model
-  if isinstance(m, schema.ViT) and isinstance(m.stem, schema.PatchStem) and m.positions.is_resizable:
+  if not isinstance(m, schema.ViT):
+    what = f'the network {type(m).__name__}'
+  elif not m.positions.is_resizable:
+    what = f'{kind(m.positions)} positions'
+  elif not isinstance(m.stem, schema.PatchStem):
+    what = 'a stem of convolutions'
+  else:
     return m.patch
-  what = f'{kind(m.positions)} positions' if isinstance(m, schema.ViT) and not m.positions.is_resizable else \
-      'a stem of convolutions' if isinstance(m, schema.ViT) else f'the network {type(m).__name__}'
   raise UserError(f'--any_size: expected a Vision Transformer of patches whose positions can be resized, got {what}. '
                   'Export it for one size, which --preprocess=image=HEIGHTxWIDTH sets where it can be set.')
 
 
 def describe(weights: Weights, *, from_pixels: bool, multiple: int = 0) -> dict[str, str]:
   """Returns what a user of the file needs to know, as properties."""
-  how = weights.preprocess
-  height, width = how.image_px
-  resize = f'short side to {how.resize_px} px, then center crop of {height} x {width}' if how.resize_px else \
-      f'to {height} x {width} px'
-  filtered = f'{how.interpolation.value}{", antialiased" if how.antialias else ""}'
-  mean, std = (', '.join(f'{x:g}' for x in three) for three in (how.mean, how.std))
-  values = 'RGB from 0 to 255; normalized inside' if from_pixels else f'(RGB / 255 - [{mean}]) / [{std}]'
+  images = weights.preprocess
+  height, width = images.image_px
+  resize = f'to {height} x {width} px'
+  if images.resize_px:
+    resize = f'short side to {images.resize_px} px, then center crop of {height} x {width}'
+  if multiple:
+    resize = f'any height and width that are multiples of {multiple} px; of the weights: {resize}'
+  mean, std = (', '.join(f'{x:g}' for x in by_channel) for by_channel in (images.mean, images.std))
   if weights.channels != RGB:
     values = f'(channels - [{mean}]) / [{std}]'
-  resize = f'any height and width that are multiples of {multiple} px; of the weights: {resize}' if multiple else resize
-  turned = {} if how.exif_orientation is None else {
-      'exif_orientation': 'applied' if how.exif_orientation else 'ignored'}
-  return {'source': weights.source, **turned, 'resize': f'{resize}, {filtered}', 'values': values,
+  else:
+    values = 'RGB from 0 to 255; normalized inside' if from_pixels else f'(RGB / 255 - [{mean}]) / [{std}]'
+  properties = {'source': weights.source}
+  if images.exif_orientation is not None:
+    properties['exif_orientation'] = 'applied' if images.exif_orientation else 'ignored'
+  interpolation = f'{images.interpolation.value}{", antialiased" if images.antialias else ""}'
+  return {**properties, 'resize': f'{resize}, {interpolation}', 'values': values,
           'classes': json.dumps(list(weights.class_names)) if weights.class_names else 'not known'}
 
 
 def compare(subject: Subject, runner: Callable[[HostArray], HostArray]) -> float:
   """Returns the largest difference between an exported file and the network, relative to the largest output or 1.
 
-  Raises:
-    UserError: the shapes differ, or the difference is above `TOLERANCE`.
+  Raises UserError if the shapes differ, or the difference is above `TOLERANCE`.
   """
   rng, worst = np.random.default_rng(0), 0.
   function = jax.jit(subject.function)
-  for side in sizes(subject):
-    pixels = rng.integers(0, 256, (max(NUM_IMAGES), *side, subject.image.shape[-1]), dtype=np.uint8)
-    image = pixels if subject.image.dtype == jnp.uint8 else (pixels / 127.5 - 1).astype(np.float32)
-    whole = np.asarray(function(image))  # compiled once a size, as results do not depend on the batch
+  for size in sizes(subject):
+    pixels = rng.integers(0, 256, (max(NUM_IMAGES), *size, subject.image.shape[-1]), dtype=np.uint8)
+    images = pixels if subject.image.dtype == jnp.uint8 else (pixels / 127.5 - 1).astype(np.float32)
+    expected = np.asarray(function(images))  # compiled once a size, as results do not depend on the batch
     for num in NUM_IMAGES:
-      got = np.asarray(runner(image[:num]))
-      worst = float(np.maximum(worst, difference(whole[:num], got, what=subject.output)))  # keeps nan
+      got = np.asarray(runner(images[:num]))
+      worst = float(np.maximum(worst, difference(expected[:num], got, what=subject.output)))  # keeps nan
   return within(worst, what=subject.output)
 
 

@@ -5,12 +5,8 @@ operation of the trace becomes ONNX nodes. Values that depend only on parameters
 positions, slices of stacked blocks) are computed here and stored. All families therefore use the same rules, and no
 model is written twice.
 
-The package jax2onnx is not used. Version 0.17.1, tried with jax 0.10.2 and onnxruntime 1.31.1 on the eight networks of
-the tests, requires orbax-checkpoint < 0.11.37, and this project >= 0.12; it has no rule for `lax.platform_dependent`
-(`platform_index`), which every network here uses; with these calls replaced it exported ViT, DeiT, DINOv2, Mixer and
-EfficientNet with a difference of at most 6e-7, but its MaxPool over NHWC windows made hybrids and BiT files that
-onnxruntime refuses ("Unsupported pooling size"). Its file of a small ViT had 388 nodes and tensors named `const_0`, …;
-this module writes 94 nodes, and tensors with the path names of the parameters.
+The package jax2onnx 0.17.1 is not used: it needs an older Orbax, has no rule for `lax.platform_dependent`, which every
+network here uses, and its MaxPool files are refused by onnxruntime. It wrote 388 nodes for a small ViT, this module 94.
 
 A dimension that is unknown while the network is traced is a polynomial in the symbols of the trace, such as `batch`, or
 `rows*columns + 1`. The symbols are computed once from the shape of the input; a dimension is then arithmetic on them.
@@ -93,8 +89,9 @@ class Dimensions:
 
   def value(self, size: Any) -> str:
     """Returns the name of a dimension as a value `[1]` i64."""
-    return self._number(size) if isinstance(size, int) else self._expression(
-        ast.parse(str(size).replace('^', '**'), mode='eval').body)
+    if isinstance(size, int):
+      return self._number(size)
+    return self._expression(ast.parse(str(size).replace('^', '**'), mode='eval').body)  # such as `rows*columns + 1`
 
   def shape(self, dimensions: Sequence[Any]) -> str:
     """Returns the name of the dimensions as a value `[rank]` i64."""
@@ -102,14 +99,15 @@ class Dimensions:
       return self._tensor(np.array(dimensions, np.int64))
     return self._node('Concat', *map(self.value, dimensions), axis=0)
 
-  def _expression(self, one: ast.expr) -> str:
-    text = ast.unparse(one)
+  def _expression(self, expression: ast.expr) -> str:
+    """Returns the name of an expression as a value; the first time its nodes are added."""
+    text = ast.unparse(expression)
     if text not in self._known:
-      self._known[text] = self._made(one)
+      self._known[text] = self._add_expression(expression)
     return self._known[text]
 
-  def _made(self, one: ast.expr) -> str:
-    match one:
+  def _add_expression(self, expression: ast.expr) -> str:
+    match expression:
       case ast.Constant(value=int(number)):
         return self._number(number)
       case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -119,7 +117,7 @@ class Dimensions:
       case ast.Call(func=ast.Name(id=function), args=args) if function in _FUNCTIONS:
         return self._node(_FUNCTIONS[function], *map(self._expression, args))
     raise UserError('--to: expected dimensions of tensors that follow from those of the input, got '
-                    f'{ast.unparse(one)}. Export this network as .stablehlo.')
+                    f'{ast.unparse(expression)}. Export this network as .stablehlo.')
 
   def _number(self, number: int) -> str:
     return self._tensor(np.array([number], np.int64))
@@ -158,14 +156,15 @@ class Writer:
     return [read(variable) for variable in jaxpr.outvars]
 
   def _equation(self, equation: Any, operands: list[Any]) -> list[Any]:
+    """Adds an operation of the trace, and returns its results."""
     name = equation.primitive.name
     function = self._rules.functions.get(_function_name(equation)) if name == 'custom_vjp_call' else None
     if function and any(isinstance(operand, Value) for operand in operands):
       return function(self, equation, *operands)
     if name in INLINED:
       inner = equation.params[INLINED[name]]
-      return self.write(inner.jaxpr, inner.consts, operands) if hasattr(inner, 'jaxpr') else self.write(
-          inner, (), operands)
+      jaxpr, constants = (inner.jaxpr, inner.consts) if hasattr(inner, 'jaxpr') else (inner, ())
+      return self.write(jaxpr, constants, operands)
     if name in AS_IS:
       return operands
     if name == 'platform_index':  # selects the form for any device
@@ -173,14 +172,14 @@ class Writer:
     if name == 'cond' and not isinstance(operands[0], Value):
       chosen = equation.params['branches'][int(operands[0])]
       return self.write(chosen.jaxpr, chosen.consts, operands[1:])
-    is_open = name == 'dim_as_value' or any(
-        not isinstance(size, int) for variable in equation.outvars for size in variable.aval.shape)
-    if not is_open and not any(isinstance(operand, Value) for operand in operands):
+    result_sizes = [size for variable in equation.outvars for size in variable.aval.shape]
+    has_symbols = name == 'dim_as_value' or any(not isinstance(size, int) for size in result_sizes)
+    if not has_symbols and not any(isinstance(operand, Value) for operand in operands):  # computed here
       if name in MOVES:
         moved = MOVES[name](np.asarray(operands[0]), equation.params)
         return moved if isinstance(moved, list) else [moved]
-      found = equation.primitive.bind(*operands, **equation.params)
-      return [np.asarray(one) for one in (found if equation.primitive.multiple_results else [found])]
+      results = equation.primitive.bind(*operands, **equation.params)
+      return list(map(np.asarray, results if equation.primitive.multiple_results else [results]))
     if name in self._rules.same_name:
       return [self.arithmetic(self._rules.same_name[name], operands)]
     if name not in self._rules.by_name:

@@ -56,8 +56,7 @@ def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, 
     images: their number; None = 64.
     min_sqnr: dB, products with a larger error in int8 stay in float32; None = 20.
 
-  Raises:
-    UserError: flags contradict each other, or as `write`.
+  Raises UserError if flags contradict each other, and as `write` does.
   """
   _check_flags(to, texts=texts, tokenizer=tokenizer, quantize=quantize, data=data,
                of_int8={'split': split or None, 'images': images, 'min_sqnr': min_sqnr})
@@ -67,21 +66,21 @@ def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, 
   functions.check(to)
   startup.start()
   console.begin_stage('loading the weights')
-  found = loading.load(weights, **reading._asdict())
+  loaded = loading.load(weights, **reading._asdict())
   console.end_stage()
-  print(loading.text(found))
+  print(loading.text(loaded))
   calibration = None
   if quantize:
     console.begin_stage('reading images')
-    measured = _read_images(found, data, split or 'train', IMAGES if images is None else images,
+    measured = _read_images(loaded, data, split or 'train', IMAGES if images is None else images,
                             from_pixels=from_pixels)
     calibration = Calibration(measured, MIN_SQNR if min_sqnr is None else min_sqnr)
     console.end_stage()
   console.begin_stage('exporting, running the result beside the network')
   if texts:
-    towers.write(found, to, from_pixels=from_pixels, any_size=any_size, tokenizer=tokenizer)
-    return 0
-  write(found, to, from_pixels=from_pixels, any_size=any_size, calibration=calibration)
+    towers.write(loaded, to, from_pixels=from_pixels, any_size=any_size, tokenizer=tokenizer)
+  else:
+    write(loaded, to, from_pixels=from_pixels, any_size=any_size, calibration=calibration)
   return 0
 
 
@@ -113,7 +112,7 @@ def _read_images(weights: Weights, data: str, split: str, number: int, *, from_p
 
 def _check_flags(to: pathlib.Path, *, texts: bool, tokenizer: str, quantize: str, data: str,
                  of_int8: Mapping[str, object]) -> None:
-  """Raises UserError if flags contradict each other."""
+  """Raises UserError if flags contradict each other; `of_int8` has flags that need --quantize, None = not set."""
   if tokenizer and not texts:
     raise UserError('--tokenizer: expected --texts as well, got --tokenizer alone. Set --texts to export the text '
                     'tower.')
@@ -121,10 +120,11 @@ def _check_flags(to: pathlib.Path, *, texts: bool, tokenizer: str, quantize: str
     raise UserError(f'--quantize: expected an export without --texts, got {quantize}. Leave one of them out.')
   if quantize and to.suffix != '.onnx':
     raise UserError(f'--quantize: expected --to=FILE.onnx, got {to}. StableHLO is exported in float32.')
-  if bool(quantize) != bool(data):
-    wanted = 'images for' if quantize else 'none without'
-    raise UserError(f'--data: expected {wanted} --quantize, got {data or "none"}. ' + (
-        'Set --data=folder:PATH, to measure ranges on them.' if quantize else 'Set --quantize=int8.'))
+  if quantize and not data:
+    raise UserError('--data: expected images for --quantize, got none. Set --data=folder:PATH, to measure ranges on '
+                    'them.')
+  if data and not quantize:
+    raise UserError(f'--data: expected none without --quantize, got {data}. Set --quantize=int8.')
   for name, value in of_int8.items():
     if value is not None and not quantize:
       raise UserError(f'--{name}: expected --quantize=int8 as well, got --{name}={value} alone. Remove it, or set '
@@ -158,10 +158,9 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
       quantized = int8.quantize(exact, part, calibration.images, min_sqnr=calibration.min_sqnr)
       table = part.with_name(functions.table_name(part))
       table.write_text(json.dumps(quantized.plain(), indent=1) + '\n', encoding='utf-8')
-    card.place(card.text(weights, to.name, written_as=to.suffix[1:],
-                         how=_checked(difference, subject.multiple, quantized), from_pixels=from_pixels), part, to)
-    sizes = [sum(one.stat().st_size for one in (path, path.with_name(onnx.beside(path))) if one.exists()) / 1e6
-             for path in ((exact, part) if calibration else ())]
+    how = _describe_check(difference, subject.multiple, quantized)
+    card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=how, from_pixels=from_pixels), part, to)
+    sizes_mb = [_size_mb(path) for path in ((exact, part) if calibration else ())]
   console.end_stage()
   shape = ', '.join(map(str, ('height', 'width', weights.channels) if subject.multiple else subject.image.shape[1:]))
   print(f'Exported {weights.source} to {to}: image [batch, {shape}] {subject.image.dtype} to {subject.output}. For '
@@ -169,21 +168,32 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
         f'from those of the network by at most {difference:.1e} of the largest value (allowed: '
         f'{functions.TOLERANCE:.0e}).')
   if quantized:
-    print(_int8_text(quantized, sizes, to))
+    print(_describe_int8(quantized, sizes_mb, to))
   print('\n'.join(f'  {name}: {text if len(text) < 100 else text[:97] + "..."}' for name, text in about.items()),
         flush=True)
 
 
-def _checked(difference: float, multiple: int, quantized: int8.Quantized | None) -> str:
-  more = (f' Then products were quantized to int8: {quantized.agreement:.1%} of the predictions for '
-          f'{quantized.num_images} images are those of float32.') if quantized else ''
-  return functions.checked(difference, multiple) + more
+def _size_mb(path: pathlib.Path) -> float:
+  """Returns the size of an exported file, with that of the file of its parameters if there is one."""
+  paths = (path, path.with_name(onnx.beside(path)))
+  return sum(one.stat().st_size for one in paths if one.exists()) / 1e6
 
 
-def _int8_text(found: int8.Quantized, sizes: Sequence[float], to: pathlib.Path) -> str:
-  kept = sum(one.sqnr < found.min_sqnr for one in found.products)
-  return (f'{len(found.products) - kept} of {len(found.products)} products are in int8, with ranges of '
-          f'{found.num_images} images, on which {found.agreement:.1%} of the predictions are those of float32 (output '
-          f'signal-to-noise ratio {found.sqnr:.1f} dB). The file has {sizes[1]:.1f} MB, in float32 {sizes[0]:.1f}.\n'
-          f'Signal-to-noise ratio of each product alone, in dB (* below {found.min_sqnr:g}: stays in float32), also in '
-          f'{functions.table_name(to)}:\n{found.table()}')
+def _describe_check(difference: float, multiple: int, quantized: int8.Quantized | None) -> str:
+  """Returns what was checked of the file, for its card."""
+  text = functions.checked(difference, multiple)
+  if quantized:
+    text += (f' Then products were quantized to int8: {quantized.agreement:.1%} of the predictions for '
+             f'{quantized.num_images} images are those of float32.')
+  return text
+
+
+def _describe_int8(quantized: int8.Quantized, sizes_mb: Sequence[float], to: pathlib.Path) -> str:
+  """Returns what is printed of the products; `sizes_mb` are those of the files in float32 and in int8."""
+  num_products = len(quantized.products)
+  num_int8 = num_products - sum(product.sqnr < quantized.min_sqnr for product in quantized.products)
+  return (f'{num_int8} of {num_products} products are in int8, with ranges of {quantized.num_images} images, on which '
+          f'{quantized.agreement:.1%} of the predictions are those of float32 (output signal-to-noise ratio '
+          f'{quantized.sqnr:.1f} dB). The file has {sizes_mb[1]:.1f} MB, in float32 {sizes_mb[0]:.1f}.\n'
+          f'Signal-to-noise ratio of each product alone, in dB (* below {quantized.min_sqnr:g}: stays in float32), '
+          f'also in {functions.table_name(to)}:\n{quantized.table()}')

@@ -32,8 +32,7 @@ def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params
     about: properties to store in the file.
     multiple: px, the file accepts images of any height and width that are multiples of it; 0 = those of `image` alone.
 
-  Raises:
-    UserError: onnx is not installed, or the network has an operation without a rule.
+  Raises UserError if onnx is not installed, or the network has an operation without a rule.
   """
   write_graph(path, function, params, {'image': free(image, multiple)}, output=output, about=about,
               factors={'batch': 1, **(dict.fromkeys(SIDES, multiple) if multiple else {})})
@@ -103,8 +102,7 @@ def beside(path: pathlib.Path) -> str:
 def run(path: pathlib.Path, image: HostArray) -> HostArray:
   """Runs the file with onnxruntime on the CPU.
 
-  Raises:
-    UserError: onnxruntime is not installed.
+  Raises UserError if onnxruntime is not installed.
   """
   return run_graph(path, {'image': image})
 
@@ -118,8 +116,7 @@ def run_graph(path: pathlib.Path, inputs: Mapping[str, HostArray]) -> HostArray:
 def session(path: pathlib.Path) -> Any:
   """Returns the session of onnxruntime for a file, on the CPU.
 
-  Raises:
-    UserError: onnxruntime is not installed.
+  Raises UserError if onnxruntime is not installed.
   """
   onnxruntime = extras.load('onnxruntime', 'onnx', '--to=FILE.onnx')
   return onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])

@@ -1,6 +1,12 @@
-"""The ONNX form of each operation in a trace, for the operations that the networks of this project use."""
+"""The ONNX form of each operation in a trace, for the operations that the networks of this project use.
+
+A rule `_reshape(w, equation, x)` gets the writer of the graph, the equation of the trace, and its operands: values of
+the graph, or arrays that do not depend on the input. It adds nodes and returns the results. A side is a dimension of a
+tensor.
+"""
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -65,9 +71,9 @@ def _kind(w: Writer, equation: Any) -> int:
 
 
 def _select_n(w: Writer, equation: Any, which: Any, no: Any, yes: Any) -> list[Value]:
-  names = [w.expanded(x, variable.aval.shape).name for x, variable in zip((which, yes, no), (
-      equation.invars[0], equation.invars[2], equation.invars[1]), strict=True)]
-  return [w.node('Where', *names, shape=equation.outvars[0].aval.shape)]
+  which, no, yes = (w.expanded(x, variable.aval.shape)
+                    for x, variable in zip((which, no, yes), equation.invars, strict=True))
+  return [w.node('Where', which.name, yes.name, no.name, shape=equation.outvars[0].aval.shape)]
 
 
 def _reshape(w: Writer, equation: Any, x: Any) -> list[Value]:
@@ -123,31 +129,37 @@ def _split(w: Writer, equation: Any, x: Any) -> list[Value]:
 
 def _gather(w: Writer, equation: Any, x: Any, indices: Any) -> list[Value]:
   """Gathers from constant indices that form a grid, as in `x[:, 0]` and `x[:, ::2, ::2]`; or rows of a table."""
-  if isinstance(indices, Value) and (found := _rows(w, equation, x, indices)):
-    return [found]
   numbers, sizes = equation.params['dimension_numbers'], equation.params['slice_sizes']
-  shape, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-  along = {} if isinstance(indices, Value) else _grid(np.asarray(indices), numbers.start_index_map)
-  if isinstance(indices, Value) or along is None or not set(along.values()) <= set(numbers.collapsed_slice_dims):
+  sides_by_axis: dict[int, int] | None = None
+  if not isinstance(indices, Value):
+    sides_by_axis = _find_grid(np.asarray(indices), numbers.start_index_map)
+  elif rows := _rows(w, equation, x, indices):
+    return [rows]
+  if sides_by_axis is None or not set(sides_by_axis.values()) <= set(numbers.collapsed_slice_dims):
     raise UserError('--to: expected gathers from a grid of indices, got other indices. Export as .stablehlo.')
+  shape, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+  picked = set(sides_by_axis.values())  # sides of the tensor with indices of their own; the others have one slice
   starts, stops = [0] * len(shape), list(shape)
-  for place, start in zip(numbers.start_index_map, np.reshape(indices, (-1, np.shape(indices)[-1]))[0], strict=True):
-    if place not in along.values():
-      starts[place], stops[place] = int(start), int(start) + sizes[place]
-  found = _cut(w, w.expanded(x, shape), starts, stops, [1] * len(shape), [
-      side if place in along.values() else size for place, (side, size) in enumerate(zip(shape, sizes, strict=True))])
-  for axis, place in along.items():
-    picked = np.moveaxis(indices, axis, 0).reshape(np.shape(indices)[axis], -1, np.shape(indices)[-1])[
-        :, 0, numbers.start_index_map.index(place)].astype(np.int64)
-    found = w.node('Gather', found.name, w.tensor(picked), axis=place, shape=[
-        len(picked) if i == place else side for i, side in enumerate(found.shape)])
-  kept = [place for place in range(len(shape)) if place in along.values() or place not in numbers.collapsed_slice_dims]
-  found = w.reshaped(found, [found.shape[place] for place in kept])
-  slices = iter(i for i, place in enumerate(kept) if place not in along.values())
-  picks = iter(kept.index(along[axis]) for axis in sorted(along))
-  order = [next(slices) if i in numbers.offset_dims else next(picks) for i in range(len(out))] if along else range(
-      len(kept))
-  return [w.reshaped(w.transposed(found, list(order)), out)]
+  first = np.reshape(indices, (-1, np.shape(indices)[-1]))[0]
+  for side, start in zip(numbers.start_index_map, first, strict=True):
+    if side not in picked:
+      starts[side], stops[side] = int(start), int(start) + sizes[side]
+  cut_shape = [shape[side] if side in picked else sizes[side] for side in range(len(shape))]
+  value = _cut(w, w.expanded(x, shape), starts, stops, [1] * len(shape), cut_shape)
+  for axis, side in sides_by_axis.items():
+    along_axis = np.moveaxis(indices, axis, 0).reshape(np.shape(indices)[axis], -1, np.shape(indices)[-1])
+    places = along_axis[:, 0, numbers.start_index_map.index(side)].astype(np.int64)
+    sides = [len(places) if i == side else size for i, size in enumerate(value.shape)]
+    value = w.node('Gather', value.name, w.tensor(places), axis=side, shape=sides)
+  kept = [side for side in range(len(shape)) if side in picked or side not in numbers.collapsed_slice_dims]
+  value = w.reshaped(value, [value.shape[side] for side in kept])
+  # The result has the sides of slices at `offset_dims`, and those of the grid, by axis, at the others.
+  slices = iter([i for i, side in enumerate(kept) if side not in picked])
+  grid = iter([kept.index(sides_by_axis[axis]) for axis in sorted(sides_by_axis)])
+  order = list(range(len(kept)))
+  if sides_by_axis:
+    order = [next(slices) if i in numbers.offset_dims else next(grid) for i in range(len(out))]
+  return [w.reshaped(w.transposed(value, order), out)]
 
 
 def _rows(w: Writer, equation: Any, x: Any, indices: Value) -> Value | None:
@@ -156,16 +168,18 @@ def _rows(w: Writer, equation: Any, x: Any, indices: Value) -> Value | None:
   Indices are inside of the table; where they are not, the trace has NaN, and the file an error.
   """
   numbers, shape, out = equation.params['dimension_numbers'], equation.invars[0].aval.shape, equation.outvars[0].aval
-  batch = len(numbers.operand_batching_dims)
-  is_row = (numbers.operand_batching_dims == numbers.start_indices_batching_dims == tuple(range(batch)) and batch < 2
-            and numbers.start_index_map == numbers.collapsed_slice_dims == (batch,)
-            and tuple(equation.params['slice_sizes']) == (1,) * (batch + 1) + tuple(shape[batch + 1:])
-            and numbers.offset_dims == tuple(range(len(out.shape) - len(shape) + batch + 1, len(out.shape))))
-  if not is_row:
+  num_batch = len(numbers.operand_batching_dims)  # sides that the table and the indices share
+  has_batch_first = (num_batch < 2 and numbers.operand_batching_dims == numbers.start_indices_batching_dims
+                     == tuple(range(num_batch)))
+  indexes_next_side = numbers.start_index_map == numbers.collapsed_slice_dims == (num_batch,)
+  takes_whole_rows = tuple(equation.params['slice_sizes']) == (1,) * (num_batch + 1) + tuple(shape[num_batch + 1:])
+  num_row_sides = len(shape) - num_batch - 1
+  ends_with_rows = numbers.offset_dims == tuple(range(len(out.shape) - num_row_sides, len(out.shape)))
+  if not (has_batch_first and indexes_next_side and takes_whole_rows and ends_with_rows):
     return None
   whole, places = w.expanded(x, shape), w.expanded(indices, equation.invars[1].aval.shape)
   wide = w.node('Cast', places.name, shape=places.shape, to=w.helper.np_dtype_to_tensor_dtype(np.dtype(np.int64)))
-  return w.node('GatherND', whole.name, wide.name, shape=out.shape, batch_dims=batch)
+  return w.node('GatherND', whole.name, wide.name, shape=out.shape, batch_dims=num_batch)
 
 
 def _argmax(w: Writer, equation: Any, x: Any) -> list[Value]:
@@ -175,16 +189,22 @@ def _argmax(w: Writer, equation: Any, x: Any) -> list[Value]:
   return [w.node('Cast', found.name, shape=found.shape, to=_kind(w, equation))]
 
 
-def _grid(indices: np.ndarray, places: Sequence[int]) -> dict[int, int] | None:
-  """Returns for each side of a grid of indices `[*grid, sides]` the side of the tensor; None if they form no grid."""
-  found: dict[int, int] = {}
-  for number, place in enumerate(places):
-    one = indices[..., number]
-    axes = [axis for axis in range(one.ndim) if np.any(one != np.take(one, [0], axis))]
-    if len(axes) > 1 or (axes and axes[0] in found):
+def _find_grid(indices: np.ndarray, sides: Sequence[int]) -> dict[int, int] | None:
+  """Returns for each axis of a grid of indices the side of the tensor that it indexes; None if they form no grid.
+
+  Args:
+    indices: `[*grid, len(sides)]`.
+    sides: of the tensor, in the order of the last axis of `indices`.
+  """
+  sides_by_axis: dict[int, int] = {}
+  for number, side in enumerate(sides):
+    of_side = indices[..., number]
+    axes = [axis for axis in range(of_side.ndim) if np.any(of_side != np.take(of_side, [0], axis))]  # where it varies
+    if len(axes) > 1 or (axes and axes[0] in sides_by_axis):
       return None
-    found |= {axis: place for axis in axes}
-  return found if all(side == 1 or axis in found for axis, side in enumerate(indices.shape[:-1])) else None
+    sides_by_axis |= {axis: side for axis in axes}
+  is_grid = all(size == 1 or axis in sides_by_axis for axis, size in enumerate(indices.shape[:-1]))
+  return sides_by_axis if is_grid else None
 
 
 def _pad(w: Writer, equation: Any, x: Any, fill: Any) -> list[Value]:
@@ -196,30 +216,20 @@ def _pad(w: Writer, equation: Any, x: Any, fill: Any) -> list[Value]:
                     shape=equation.outvars[0].aval.shape)]
 
 
-def _reduce(w: Writer, kind: str, equation: Any, x: Any) -> list[Value]:
+def _reduce(kind: str, w: Writer, equation: Any, x: Any) -> list[Value]:
   whole = w.expanded(x, equation.invars[0].aval.shape)
   axes = w.tensor(np.array(equation.params['axes'], np.int64))
   return [w.node(kind, whole.name, axes, shape=equation.outvars[0].aval.shape, keepdims=0)]
 
 
-def _reduce_sum(w: Writer, equation: Any, x: Any) -> list[Value]:
-  return _reduce(w, 'ReduceSum', equation, x)
-
-
-def _reduce_max(w: Writer, equation: Any, x: Any) -> list[Value]:
-  return _reduce(w, 'ReduceMax', equation, x)
-
-
 def _dot_general(w: Writer, equation: Any, x: Any, y: Any) -> list[Value]:
   (contract_x, contract_y), (batch_x, batch_y) = equation.params['dimension_numbers']
-  shape, rank = equation.outvars[0].aval.shape, len(equation.invars[0].aval.shape)
-  if not batch_x and tuple(contract_x) == (rank - 1,) and not isinstance(y, Value):
-    left = w.expanded(x, equation.invars[0].aval.shape)
-    right = _matrices(w, y, equation.invars[1].aval.shape, batch_y, contract_y, contract_last=False)
-    product = w.node('MatMul', left.name, right.name, shape=(*left.shape[:-1], right.shape[-1]))
-    return [w.reshaped(product, shape)]
-  left = _matrices(w, x, equation.invars[0].aval.shape, batch_x, contract_x, contract_last=True)
-  right = _matrices(w, y, equation.invars[1].aval.shape, batch_y, contract_y, contract_last=False)
+  (shape_x, shape_y), shape = (variable.aval.shape for variable in equation.invars), equation.outvars[0].aval.shape
+  if not batch_x and tuple(contract_x) == (len(shape_x) - 1,) and not isinstance(y, Value):  # tokens with a kernel
+    left = w.expanded(x, shape_x)
+  else:
+    left = _matrices(w, x, shape_x, batch_x, contract_x, contract_last=True)
+  right = _matrices(w, y, shape_y, batch_y, contract_y, contract_last=False)
   product = w.node('MatMul', left.name, right.name, shape=(*left.shape[:-1], right.shape[-1]))
   return [w.reshaped(product, shape)]
 
@@ -325,8 +335,8 @@ RULES = Rules(SAME_NAME, {
     'gather': _gather,
     'argmax': _argmax,
     'pad': _pad,
-    'reduce_sum': _reduce_sum,
-    'reduce_max': _reduce_max,
+    'reduce_sum': functools.partial(_reduce, 'ReduceSum'),
+    'reduce_max': functools.partial(_reduce, 'ReduceMax'),
     'dot_general': _dot_general,
     'conv_general_dilated': _conv_general_dilated,
     'reduce_window_max': _reduce_window_max,

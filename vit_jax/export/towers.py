@@ -59,12 +59,12 @@ def files(to: pathlib.Path) -> Files:
 
 def check(to: pathlib.Path) -> Files:
   """Checks the paths before anything is read, and returns them. Raises UserError as `functions.check`."""
-  found = files(functions.check(to))
-  functions.check(found.text)
-  for one in (found.tokenizer, found.pairs):
-    if one.exists():
-      raise UserError(f'--to: expected a new path, got {to}, and {one.name} exists. Choose another path.')
-  return found
+  outputs = files(functions.check(to))
+  functions.check(outputs.text)
+  for path in (outputs.tokenizer, outputs.pairs):
+    if path.exists():
+      raise UserError(f'--to: expected a new path, got {to}, and {path.name} exists. Choose another path.')
+  return outputs
 
 
 def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bool, tokenizer: str) -> None:
@@ -76,27 +76,26 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
     from_pixels, any_size: of the image tower, see `job.write`.
     tokenizer: its file; '' = beside the weights.
 
-  Raises:
-    UserError: the weights have no text tower or no tokenizer, or a file gives other results; then none is kept.
+  Raises UserError if the weights have no text tower or no tokenizer, or a file gives other results; then none is kept.
   """
   check(to)
   text = texts.load(weights.given or weights.source, image=weights)
   encoder = text_encoder.TextEncoder(text, weights, tokenizer_file=tokenizer)
   image = functions.make_subject(weights, from_pixels=from_pixels, any_size=any_size)
   image = image._replace(function=_vectors(weights, encoder, from_pixels=from_pixels), output=OUTPUT)
-  made = Tokenizer(texts.find_tokenizer(text, tokenizer), family=text.family, length=text.tower.length)
+  text_tokenizer = Tokenizer(texts.find_tokenizer(text, tokenizer), family=text.family, length=text.tower.length)
   with destination.staged(to, shown=str(to), is_ours=card.is_ours) as folder:
     part = files(folder / to.name)
     about = functions.describe(weights, from_pixels=from_pixels, multiple=image.multiple)
     worst = [functions.write_subject(image, part.image, params=inference.parameters(weights), about=about)]
-    exported.write(made, text.rule, part.tokenizer, samples=SAMPLES)
-    worst.append(_write_text(text, made, part.text))
+    exported.write(text_tokenizer, text.rule, part.tokenizer, samples=SAMPLES)
+    worst.append(_write_text(text, text_tokenizer, part.text))
     part.pairs.write_text(json.dumps(_pairs(text), indent=1) + '\n')
     card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=functions.checked(max(worst), image.multiple),
                          from_pixels=from_pixels), part.image, to)
-  found = files(to)
-  print(f'Exported {weights.source} to {to} ({image.image.dtype} images to {OUTPUT}), {found.text.name} '
-        f'(ids of {text.tower.length} tokens to {OUTPUT}), {found.tokenizer.name} and {found.pairs.name}. '
+  outputs = files(to)
+  print(f'Exported {weights.source} to {to} ({image.image.dtype} images to {OUTPUT}), {outputs.text.name} '
+        f'(ids of {text.tower.length} tokens to {OUTPUT}), {outputs.tokenizer.name} and {outputs.pairs.name}. '
         f'The results of images and texts differ from those of the networks by at most {worst[0]:.1e} and '
         f'{worst[1]:.1e} of the largest value (allowed: {functions.TOLERANCE:.0e}); the tokenizer gives the same ids '
         f'for {len(SAMPLES)} texts.', flush=True)
@@ -116,8 +115,8 @@ def _pairs(text: TextWeights) -> dict[str, Any]:
 def _inputs(text: TextWeights) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns the inputs of the text tower for any number of texts."""
   shape = export.symbolic_shape(f'batch, {text.tower.length}')
-  found = {'tokens': jax.ShapeDtypeStruct(shape, jnp.int32)}
-  return found | ({'mask': jax.ShapeDtypeStruct(shape, jnp.int32)} if text.tower.pool is schema.TextPool.MEAN else {})
+  names = ['tokens', 'mask'] if text.tower.pool is schema.TextPool.MEAN else ['tokens']
+  return {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
 
 
 def _write_text(text: TextWeights, tokenizer: Tokenizer, path: pathlib.Path) -> float:
@@ -125,23 +124,24 @@ def _write_text(text: TextWeights, tokenizer: Tokenizer, path: pathlib.Path) -> 
   tower = dataclasses.replace(text.tower, dtype=jnp.float32, execution=schema.Execution.UNROLLED)
 
   def function(tokens: Array, mask: Array | None = None) -> Array:
-    seen = jnp.ones(tokens.shape, bool) if mask is None else mask > 0
-    return heads.normalize(tower.apply(text.params, tokens, seen), axis=-1)
+    is_token = jnp.ones(tokens.shape, bool) if mask is None else mask > 0
+    return heads.normalize(tower.apply(text.params, tokens, is_token), axis=-1)
 
   inputs = _inputs(text)
   if path.suffix == '.onnx':
     onnx.write_graph(path, function, {'text': text.params}, inputs, factors={'batch': 1}, output=OUTPUT,
                      about={'source': text.source, **{name: json.dumps(value) for name, value in _pairs(text).items()}})
-    runner: Callable[[dict[str, HostArray]], HostArray] = lambda given: onnx.run_graph(path, given)
+    run: Callable[[dict[str, HostArray]], HostArray] = lambda arrays: onnx.run_graph(path, arrays)
   else:
     content = bytes(export.export(jax.jit(function), platforms=functions.PLATFORMS)(*inputs.values()).serialize())
     path.write_bytes(content)
     call = jax.jit(export.deserialize(bytearray(content)).call)
-    runner = lambda given: np.asarray(call(*given.values()))
-  ids, seen = tokenizer(SAMPLES[:max(functions.NUM_IMAGES) + 2])
-  given = {name: {'tokens': ids, 'mask': seen.astype(np.int32)}[name] for name in inputs}
-  expected, worst = np.asarray(jax.jit(function)(*given.values())), 0.
+    run = lambda arrays: np.asarray(call(*arrays.values()))
+  ids, mask = tokenizer(SAMPLES[:max(functions.NUM_IMAGES) + 2])
+  samples = {'tokens': ids, 'mask': mask.astype(np.int32)}
+  arrays = {name: samples[name] for name in inputs}
+  expected, worst = np.asarray(jax.jit(function)(*arrays.values())), 0.
   for num in (*functions.NUM_IMAGES, len(ids)):
-    got = runner({name: x[:num] for name, x in given.items()})
+    got = run({name: x[:num] for name, x in arrays.items()})
     worst = float(np.maximum(worst, functions.difference(expected[:num], got, what=OUTPUT)))  # keeps nan
   return functions.within(worst, what=OUTPUT)

@@ -20,44 +20,48 @@ from vit_jax.core.types import HostArray
 from vit_jax.inspect import html_pages
 from vit_jax.inspect.figures import COLORS, shorten
 
-WIDTH = 440  # of a chart, in units of 1/12 of the height of its text
-_HEIGHT = 250
+WIDTH, _HEIGHT = 440, 250
+"""Of a chart, in units of 1/12 of the height of its text."""
 _LETTER = 7.  # mean width of a letter of text in a wide font, in the same units
-_MAX_POINTS = 600  # of a curve: more than the chart has pixels
+_MAX_POINTS = 600  # points of a curve: more than the chart has pixels
 _DASHES = (('', 'solid'), ('6 3', 'dashed'), ('1.5 3', 'dotted'))
-"""Of lines whose colors are used again, in the chart and in its legend."""
-_FEW = 40  # points, up to which each has a mark with its value
-_MOST_TICKS = 6  # of an axis
+"""The forms of lines in the chart, and in its legend; the second is for the ninth line, whose color is used again."""
+_MAX_MARKED = 40  # a curve of fewer points has a mark with the value at each of them
+_MAX_TICKS = 6  # of an axis
 _SUPERSCRIPTS = str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹')
 
 
 def linear_ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-  """Returns at most `_MOST_TICKS` multiples of 1, 2, 2.5 or 5 times a power of ten between `low` and `high`.
+  """Returns at most `_MAX_TICKS` multiples of 1, 2, 2.5 or 5 times a power of ten between `low` and `high`.
 
   Args:
     low, high: the range, `low < high`.
     whole: whole numbers only.
   """
-  least = (high - low) / (_MOST_TICKS - 1) * (1 - 1e-9)
-  least = max(least, 1.) if whole else least
-  power = 10. ** math.floor(math.log10(least))
-  step = next(step for step in (power, 2 * power, 2.5 * power, 5 * power, 10 * power)
-              if step >= least and not (whole and step % 1))
+  min_step = (high - low) / (_MAX_TICKS - 1) * (1 - 1e-9)
+  if whole:
+    min_step = max(min_step, 1.)
+  power = 10. ** math.floor(math.log10(min_step))
+  steps = [factor * power for factor in (1, 2, 2.5, 5, 10)]
+  step = next(step for step in steps if step >= min_step and not (whole and step % 1))
   first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
   return [number * step for number in range(first, last + 1)]
 
 
 def logarithmic_ticks(low: float, high: float) -> list[float]:
-  """Returns at most `_MOST_TICKS` values between `low` and `high`: powers of ten, with round multiples if few.
+  """Returns at most `_MAX_TICKS` values between `low` and `high`: powers of ten, with round multiples if few.
 
   Args:
     low, high: the range, `0 < low < high`.
   """
   powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-  for factors, stride in (((1., 2., 5.), 1), ((1., 3.), 1), *(((1.,), stride) for stride in range(1, len(powers) + 1))):
-    found = [factor * 10. ** power for power in powers if power % stride == 0 for factor in factors]
-    inside = [tick for tick in found if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
-    if len(inside) <= _MOST_TICKS:
+  # The factors of the powers that are divisible by a stride, from most ticks to fewest.
+  choices: list[tuple[tuple[float, ...], int]] = [((1., 2., 5.), 1), ((1., 3.), 1)]
+  choices += [((1.,), stride) for stride in range(1, len(powers) + 1)]
+  for factors, stride in choices:
+    ticks = [factor * 10. ** power for power in powers if power % stride == 0 for factor in factors]
+    inside = [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
+    if len(inside) <= _MAX_TICKS:
       break
   return inside if len(inside) > 1 else linear_ticks(low, high)
 
@@ -67,11 +71,11 @@ def tick_text(value: float) -> str:
   size = abs(value)
   if value and size < 1e-4:
     power = math.floor(math.log10(size) + 1e-9)
-    factor = f'{value / 10. ** power:.3g}'
-    return f'{"" if factor == "1" else factor + "·"}10{str(power).translate(_SUPERSCRIPTS)}'
-  for unit, name in ((1e9, 'G'), (1e6, 'M'), (1e4, 'k')):
-    if size >= unit:
-      return f'{value / (1e3 if name == "k" else unit):.4g}{name}'
+    factor = f'{value / 10. ** power:.3g}·'.removeprefix('1·')
+    return f'{factor}10{str(power).translate(_SUPERSCRIPTS)}'
+  for least, unit, name in ((1e9, 1e9, 'G'), (1e6, 1e6, 'M'), (1e4, 1e3, 'k')):
+    if size >= least:
+      return f'{value / unit:.4g}{name}'
   return f'{value:,.6g}'
 
 
@@ -87,7 +91,7 @@ class Curve(NamedTuple):
 
 
 class _Axis(NamedTuple):
-  """An axis: its range, whether it is logarithmic, and the range of its positions."""
+  """An axis from the value `low` at the position `begin` to `high` at `end`; `is_log`: it is logarithmic."""
   low: float
   high: float
   is_log: bool
@@ -100,17 +104,19 @@ class _Axis(NamedTuple):
     return round(self.begin + (self.end - self.begin) * (value - low) / (high - low), 1)
 
   def ticks(self, *, whole: bool = False) -> list[tuple[float, str]]:
-    """Returns positions and texts."""
-    found = (logarithmic_ticks(self.low, self.high) if self.is_log
-             else linear_ticks(self.low, self.high, whole=whole))
-    return [(self.at(value), tick_text(value)) for value in found]
+    """Returns positions and texts of the ticks; `whole`: at whole numbers only."""
+    if self.is_log:
+      values = logarithmic_ticks(self.low, self.high)
+    else:
+      values = linear_ticks(self.low, self.high, whole=whole)
+    return [(self.at(value), tick_text(value)) for value in values]
 
 
 def draw_curves(curves: Sequence[Curve], *, xlabel: str, ylabel: str, log: bool) -> Markup:
   """Draws lines over a common x axis; with `log`, y is logarithmic if all values are positive."""
-  arrays = [(_thin(curve.x, curve.y), _thin(curve.x, curve.raw) if len(curve.raw) else None) for curve in curves]
-  every = [pair for smooth, raw in arrays for pair in (smooth, raw) if pair is not None]
-  x, y = (np.concatenate([pair[axis] for pair in every]) for axis in (0, 1))
+  smooth = [_thin(curve.x, curve.y) for curve in curves]
+  raw = [_thin(curve.x, curve.raw) for curve in curves]
+  x, y = (np.concatenate([points[axis] for points in smooth + raw]) for axis in (0, 1))
   y = y[np.isfinite(y)]
   down = _axis(y, is_log=log and bool(len(y)) and y.min() > 0, begin=_HEIGHT - 34., end=24.)
   left = 14 + _LETTER * max(len(text) for _, text in down.ticks())
@@ -118,20 +124,22 @@ def draw_curves(curves: Sequence[Curve], *, xlabel: str, ylabel: str, log: bool)
 
   def path(points: tuple[HostArray, HostArray]) -> str:
     """Returns points as the `d` of a path; a gap begins a new part."""
-    parts, pen = [], 'M'
+    parts, command = [], 'M'  # M: move to the point; L: draw a line to it
     for x, y in zip(*points, strict=True):
-      parts += [f'{pen}{across.at(x):g} {down.at(y):g}'] if np.isfinite(y) else []
-      pen = 'L' if np.isfinite(y) else 'M'
+      if np.isfinite(y):
+        parts.append(f'{command}{across.at(x):g} {down.at(y):g}')
+      command = 'L' if np.isfinite(y) else 'M'
     return ''.join(parts)
 
   lines: list[dict[str, Any]] = []
-  for number, (curve, (smooth, raw)) in enumerate(zip(curves, arrays, strict=True)):
-    shown = [(x, y, html_pages.format_value(float(y))) for x, y in zip(*smooth, strict=True) if np.isfinite(y)]
+  for number, curve in enumerate(curves):
+    values = [(x, y, html_pages.format_value(float(y))) for x, y in zip(*smooth[number], strict=True) if np.isfinite(y)]
     dash, border = _DASHES[number // len(COLORS) % len(_DASHES)]
     lines.append({
         'label': curve.label, 'color': COLORS[number % len(COLORS)], 'dash': dash, 'border': border,
-        'path': path(smooth), 'raw': path(raw) if raw else '', 'last': shown[-1][2] if shown else '',
-        'marks': [(across.at(x), down.at(y), f'{x:,.6g}: {text}') for x, y, text in shown if len(shown) < _FEW]})
+        'path': path(smooth[number]), 'raw': path(raw[number]), 'last': values[-1][2] if values else '',
+        'marks': [(across.at(x), down.at(y), f'{x:,.6g}: {text}') for x, y, text in values
+                  if len(values) < _MAX_MARKED]})
   return Markup(html_pages.render(
       'curves.svg', label=f'{ylabel} over {xlabel}', full=WIDTH, height=_HEIGHT, left=left, right=WIDTH - 12,
       down=down.ticks(), across=across.ticks(whole=True), xlabel=xlabel, ylabel=ylabel, lines=lines))
@@ -153,21 +161,23 @@ def draw_heat_map(values: HostArray, *, rows: Sequence[str], xlabel: str, unit: 
   others. Columns count from 1.
   """
   values = np.asarray(values, np.float64)
-  good = np.isfinite(values) & (values > 0)
-  logs = np.log10(np.where(good, values, 1.))
-  low, high = np.quantile(logs[good], (.1, 1.)).tolist() if good.any() else (0., 0.)
-  share = np.where(good, np.clip((logs - low) / (high - low), .05, 1.) if high > low else 1., 0.)
-  cells = [_Cell(row, column, float(share[row, column]), '' if good[row, column] else '0' if value == 0 else '×',
-                 f'{rows[row]}, {xlabel} {column + 1}: {html_pages.format_value(float(value))}')
+  is_colored = np.isfinite(values) & (values > 0)
+  logs = np.log10(np.where(is_colored, values, 1.))
+  low, high = np.quantile(logs[is_colored], (.1, 1.)).tolist() if is_colored.any() else (0., 0.)
+  color = np.clip((logs - low) / (high - low), .05, 1.) if high > low else 1.
+  share = np.where(is_colored, color, 0.)
+  mark = np.where(is_colored, '', np.where(values == 0, '0', '×'))
+  cells = [_Cell(row, column, share=float(share[row, column]), mark=str(mark[row, column]),
+                 text=f'{rows[row]}, {xlabel} {column + 1}: {html_pages.format_value(float(value))}')
            for (row, column), value in np.ndenumerate(values)]
   names, num_columns = [shorten(name, 34) for name in rows], values.shape[1]
   left = min(14 + _LETTER * max(map(len, names)), .55 * WIDTH)
   width = min((WIDTH - 8 - left) / num_columns, 48.)
-  every = max(1, math.ceil((3 + len(str(num_columns))) * _LETTER / width))
+  stride = max(1, math.ceil((3 + len(str(num_columns))) * _LETTER / width))  # of the columns whose number is shown
   least, most = (tick_text(float(f'{10**power:.2g}')) for power in (low, high))
   return Markup(html_pages.render(
       'cells.svg', label=f'{unit} by {xlabel}', full=WIDTH, left=left, side=17., width=width, rows=names,
-      columns={column: column + 1 for column in range(0, num_columns, every)}, num_columns=num_columns, cells=cells,
+      columns={column: column + 1 for column in range(0, num_columns, stride)}, num_columns=num_columns, cells=cells,
       xlabel=xlabel, ylabel='', turned=0., scale=(f'≤ {least}', f'{most} {unit}')))
 
 
@@ -176,8 +186,10 @@ def draw_confusion(counts: HostArray, names: Sequence[str]) -> Markup:
   counts = np.asarray(counts)
   share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
   has_numbers = len(names) <= 20
-  cells = [_Cell(row, column, max(float(share[row, column]), .06), f'{counts[row, column]}' if has_numbers else '',
-                 f'{names[row]}, predicted {names[column]}: {counts[row, column]:,} of {counts[row].sum():,} images')
+  cells = [_Cell(row, column, share=max(float(share[row, column]), .06),
+                 mark=f'{counts[row, column]}' if has_numbers else '',
+                 text=f'{names[row]}, predicted {names[column]}: {counts[row, column]:,} of {counts[row].sum():,} '
+                      'images')
            for row, column in np.argwhere(counts > 0).tolist()]
   short = [shorten(name, 18) for name in names]
   longest = max(map(len, short), default=0)
@@ -193,12 +205,12 @@ def draw_confusion(counts: HostArray, names: Sequence[str]) -> Markup:
 def _axis(values: HostArray, *, is_log: bool, begin: float, end: float, pad: float = .05) -> _Axis:
   """Returns an axis of the finite values, with a margin of the share `pad` at both ends."""
   low, high = (float(values.min()), float(values.max())) if len(values) else (0., 1.)
-  if high <= low:
-    low, high = (low / 2, high * 2) if is_log else (low - (abs(low) / 10 or 1.), high + (abs(high) / 10 or 1.))
-  elif is_log:
-    low, high = low * (low / high)**pad, high * (high / low)**pad
+  is_single = high <= low
+  if is_log:
+    low, high = (low / 2, high * 2) if is_single else (low * (low / high)**pad, high * (high / low)**pad)
   else:
-    low, high = low - pad * (high - low), high + pad * (high - low)
+    margin = (abs(low) / 10 or 1.) if is_single else pad * (high - low)
+    low, high = low - margin, high + margin
   return _Axis(low, high, is_log, begin, end)
 
 
@@ -206,9 +218,9 @@ def _thin(steps: Sequence[float], values: Sequence[float]) -> tuple[HostArray, H
   """Returns a curve as arrays of at most `_MAX_POINTS` points; beyond that, neighboring points are averaged."""
   x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
   y = np.where(np.isfinite(y), y, np.nan)
-  group = -(-len(x) // _MAX_POINTS)
-  if group <= 1:
-    return x, y
+  group = -(-len(x) // _MAX_POINTS)  # points that are averaged
+  if group <= 1 or not len(y):
+    return x[:len(y)], y
   ends = np.arange(len(x), 0, -group)[::-1]  # the first group may be smaller
   starts = np.append(0, ends[:-1])
   return x[ends - 1], np.add.reduceat(y, starts) / (ends - starts)

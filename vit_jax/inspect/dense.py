@@ -32,7 +32,7 @@ from vit_jax.record import storage
 from vit_jax.weights import inference
 
 LONG_PX = 448  # long side of a drawn image
-_WRONG = np.array([230, 30, 30])
+_WRONG = np.array([230, 30, 30])  # color of wrong pixels, RGB
 
 
 class Options(NamedTuple):
@@ -55,39 +55,49 @@ def write(network: Model, name: str, images: Sequence[HostArray], paths: Sequenc
     to: folder to write to.
     options: what to draw.
 
-  Raises:
-    UserError: the probe does not fit to the network, or a mask is missing or does not fit to its image.
+  Raises UserError if the probe does not fit to the network, or a mask is missing or does not fit to its image.
   """
   probe = read_probe(options.probe) if options.probe else None
   if options.masks and probe is None:
     raise UserError('--masks: expected --probe as well, whose errors are shown, got --masks alone. Set --probe=RUN to '
                     'a run of vit-jax evaluate --config=dense_probe.')
   stems = [pathlib.Path(path).stem for path in paths]
-  if options.masks and (twice := next((stem for stem in stems if stems.count(stem) > 1), None)) is not None:
+  repeated = [stem for stem in stems if stems.count(stem) > 1]
+  if options.masks and repeated:
     raise UserError(f'--masks: expected images of different names, as each has the mask of its name, got several named '
-                    f'{twice}. Inspect them in separate commands.')
+                    f'{repeated[0]}. Inspect them in separate commands.')
   resized = np.stack([_resized(network, image) for image in images])
   tokens = network.features(resized, layer=options.block or None, as_grid=True, norm=bool(options.block), prepared=True)
   grids = tokens.shape[:3]
-  found = embeddings.principal(tokens.reshape(-1, tokens.shape[-1]).astype(np.float64))
-  colors = {'principal components': embeddings.to_unit(found.parts).reshape(*grids, 3)}
+  components = embeddings.principal(tokens.reshape(-1, tokens.shape[-1]).astype(np.float64))
+  colors = {'principal components': embeddings.to_unit(components.parts).reshape(*grids, 3)}
   if options.foreground:
-    colors['foreground alone'] = _of_foreground(tokens, options.foreground)
-  scores = None if probe is None else probe.score(_probed(network, resized, probe))
+    colors['foreground alone'] = _color_foreground(tokens, options.foreground)
+  scores = None if probe is None else probe.score(_read_probed_tokens(network, resized, probe))
   matrices, pictures = [], []
   (to / 'dense').mkdir(parents=True, exist_ok=True)
   for i, (image, path, stem) in enumerate(zip(images, paths, _distinct(stems), strict=True)):
-    picture, matrix = _draw(image, path, {title: one[i] for title, one in colors.items()},
-                            None if scores is None else scores[i], probe, options.masks, network.image_px)
-    matrices += [] if matrix is None else [matrix]
+    shown = _scaled(image)
+    before = {title: figures.blocks(values[i], shown.shape[:2]) for title, values in colors.items()}
+    if probe is None or scores is None:
+      picture = pixels.draw(shown, {}, (), before=before)
+    else:
+      predicted = _predict(scores[i], image.shape[:2], network.image_px)
+      true = _read_mask(options.masks, path, image.shape[:2], probe) if options.masks else None
+      picture = _draw_classes(image, predicted, true, probe, before)
+      if true is not None:
+        matrices.append(pixels.count(true, predicted, len(probe.class_names)))
     pictures.append(Figure(stem, html_pages.encode(picture), path, is_sheet=True))
     (to / 'dense' / f'{stem}.png').write_bytes(pictures[-1].png)
   if matrices and not np.any(matrices):
     raise UserError(f'--masks: expected a pixel that counts, got none in the masks of {options.masks}. Choose other '
                     'masks.')
-  arrays = {'components': found.parts.reshape(*grids, 3), 'share': found.share}
-  np.savez_compressed(to / 'dense.npz', **arrays if scores is None else arrays | {'scores': scores})  # type: ignore[arg-type]
-  text = f'The three components have {", ".join(f"{part:.1%}" for part in found.share)} of the variance of the tokens.'
+  arrays = {'components': components.parts.reshape(*grids, 3), 'share': components.share}
+  if scores is not None:
+    arrays['scores'] = scores
+  np.savez_compressed(to / 'dense.npz', **arrays)  # type: ignore[arg-type]
+  shares = ', '.join(f'{share:.1%}' for share in components.share)
+  text = f'The three components have {shares} of the variance of the tokens.'
   if matrices:
     total = pixels.scores(np.sum(matrices, 0))
     text += f' Over these images: mIoU {total.miou:.2%}, accuracy {total.accuracy:.2%} of the pixels.'
@@ -102,22 +112,23 @@ def write(network: Model, name: str, images: Sequence[HostArray], paths: Sequenc
 def read_probe(where: str) -> Probe:
   """Returns the probe of a run of `vit-jax evaluate`, or of one of the files in its folder `probes`.
 
-  Raises:
-    UserError: there is no such file, or it is another one.
+  Raises UserError if there is no such file, or it is another one.
   """
   path = pathlib.Path(where)
   files = [path] if path.is_file() else sorted(path.glob('probes/*.npz'))
   if len(files) != 1:
-    raise UserError(f'--probe: expected a run with one probe in {where}/probes, got {len(files)}'
-                    + (f': {", ".join(file.name for file in files)}. Name the file.' if files else
-                       '. Make one: vit-jax evaluate --config=dense_probe --weights=… --workdir=RUN.'))
+    advice = '. Make one: vit-jax evaluate --config=dense_probe --weights=… --workdir=RUN.'
+    if files:
+      advice = f': {", ".join(file.name for file in files)}. Name the file.'
+    raise UserError(f'--probe: expected a run with one probe in {where}/probes, got {len(files)}{advice}')
   try:
     return Probe(**archives.read_npz(files[0], Probe._fields))
   except OSError as error:
     raise failures.unreadable(error, f'--probe={files[0]}') from error
   except (ValueError, TypeError) as error:
-    got = ('which has other arrays' if isinstance(error, TypeError) else
-           f'which cannot be read ({failures.first_line(error)})')
+    got = f'which cannot be read ({failures.first_line(error)})'
+    if isinstance(error, TypeError):
+      got = 'which has other arrays'
     raise UserError(f'--probe: expected a probe of vit-jax evaluate, got {files[0]}, {got}. Run the evaluation '
                     'again.') from error
 
@@ -130,71 +141,77 @@ def _resized(network: Model, image: HostArray) -> HostArray:
                               interpolation=interpolation, truncate=recipe.truncate)
 
 
-def _probed(network: Model, resized: HostArray, probe: Probe) -> HostArray:
+def _read_probed_tokens(network: Model, resized: HostArray, probe: Probe) -> HostArray:
   """Returns the tokens that a probe reads, `[B, h, w, D]`."""
   blocks, norm = [int(block) for block in probe.blocks], bool(probe.norm)
   if not blocks and norm:
-    found = network.features(resized, as_grid=True, prepared=True)
+    tokens = network.features(resized, as_grid=True, prepared=True)
   else:
-    found = network.features(resized, layers=blocks or [-1], as_grid=True, norm=norm, prepared=True)
-    found = np.concatenate(list(found), -1)
-  if found.shape[-1] != len(probe.mean):
-    raise UserError(f'--probe: expected a probe of tokens of width {found.shape[-1]}, as these weights have them, got '
+    by_block = network.features(resized, layers=blocks or [-1], as_grid=True, norm=norm, prepared=True)
+    tokens = np.concatenate(list(by_block), -1)
+  if tokens.shape[-1] != len(probe.mean):
+    raise UserError(f'--probe: expected a probe of tokens of width {tokens.shape[-1]}, as these weights have them, got '
                     f'one of {len(probe.mean)}. Use the weights that the probe was fitted to.')
-  return found
+  return tokens
 
 
-def _of_foreground(tokens: HostArray, threshold: float) -> HostArray:
+def _color_foreground(tokens: HostArray, threshold: float) -> HostArray:
   """Returns the colors `[B, h, w, 3]` of the principal components of the foreground; the background is black."""
-  is_in = np.stack([embeddings.foreground(one, threshold) for one in tokens])
-  colors = np.zeros((*is_in.shape, 3))
-  if is_in.sum() > len(colors[0, 0, 0]):
-    colors[is_in] = embeddings.to_unit(embeddings.principal(tokens[is_in].astype(np.float64)).parts)
+  is_foreground = np.stack([embeddings.foreground(tokens_of_image, threshold) for tokens_of_image in tokens])
+  colors = np.zeros((*is_foreground.shape, 3))
+  if is_foreground.sum() > 3:  # tokens, as there are three components
+    colors[is_foreground] = embeddings.to_unit(embeddings.principal(tokens[is_foreground].astype(np.float64)).parts)
   return colors
 
 
 def _distinct(stems: Sequence[str]) -> list[str]:
   """Returns names of files; equal ones are numbered, and end with `_` where that is the name of another."""
-  found = []
-  for number, own in enumerate(stems):
-    stem = own if stems.count(own) == 1 else f'{own}_{number}'
-    while stem in stems and stem != own:
-      stem += '_'
-    found.append(stem)
-  return found
+  names = []
+  for number, stem in enumerate(stems):
+    name = stem if stems.count(stem) == 1 else f'{stem}_{number}'
+    while name in stems and name != stem:
+      name += '_'
+    names.append(name)
+  return names
 
 
-def _draw(image: HostArray, path: str, colors: dict[str, HostArray], scores: HostArray | None, probe: Probe | None,
-          folder: str, window: tuple[int, int]) -> tuple[HostArray, HostArray | None]:
-  """Returns the picture of an image, and the confusion matrix `[C, C]` of its pixels if it has a mask in `folder`."""
-  shown = _scaled(image)
-  before = {title: figures.blocks(values, shown.shape[:2]) for title, values in colors.items()}
-  if scores is None or probe is None:
-    return pixels.draw(shown, {}, (), before=before), None
-  rows, columns = (pixels.spans(image.shape[axis], window[axis], window[axis], window[axis], scores.shape[axis])
+def _predict(scores: HostArray, size: tuple[int, ...], window_px: tuple[int, int]) -> HostArray:
+  """Returns the class of each pixel of an image of this size, `[H, W]` i32, from scores of its tokens `[h, w, C]`."""
+  rows, columns = (pixels.spans(size[axis], window_px[axis], window_px[axis], window_px[axis], scores.shape[axis])
                    for axis in (0, 1))
-  predicted = pixels.upsample(scores[None].astype(np.float32), rows, columns, image.shape[:2])  # [H, W] i32
-  found, after, matrix = {'prediction': predicted}, {}, None
-  if folder:
-    true = found['labels'] = _read_mask(folder, path, image.shape[:2], probe)
-    matrix = pixels.count(true, predicted, len(probe.class_names))
+  return pixels.upsample(scores[None].astype(np.float32), rows, columns, (size[0], size[1]))
+
+
+def _draw_classes(image: HostArray, predicted: HostArray, true: HostArray | None, probe: Probe,
+                  before: dict[str, HostArray]) -> HostArray:
+  """Returns the picture of an image with its predicted classes, and with the true ones and the errors if known.
+
+  Args:
+    image: `[H, W, 3]` u8.
+    predicted, true: class of each pixel, `[H, W]` i32.
+    probe: for the names of the classes.
+    before: other pictures of the size of the page, which come first.
+  """
+  shown, classes, after = _scaled(image), {'prediction': predicted}, {}
+  if true is not None:
+    classes['labels'] = true
     gray = np.repeat(np.asarray(Image.fromarray(image).convert('L'))[..., None], 3, -1)
-    wrong = (true >= 0) & (predicted != true)
-    errors = np.where(wrong[..., None], np.round(.3 * gray + .7 * _WRONG), .6 * gray + 60).astype(np.uint8)
-    share = wrong.sum() / max((true >= 0).sum(), 1)
+    is_wrong = (true >= 0) & (predicted != true)
+    errors = np.where(is_wrong[..., None], np.round(.3 * gray + .7 * _WRONG), .6 * gray + 60).astype(np.uint8)
+    share = is_wrong.sum() / max((true >= 0).sum(), 1)
     after[f'errors: {share:.1%} of the pixels'] = _scaled(errors)
-  return pixels.draw(shown, {title: masks.resize(one, shown.shape[:2]) for title, one in found.items()},
-                           tuple(map(str, probe.class_names)), before=before, after=after), matrix
+  return pixels.draw(shown, {title: masks.resize(one, shown.shape[:2]) for title, one in classes.items()},
+                     tuple(map(str, probe.class_names)), before=before, after=after)
 
 
 def _read_mask(folder: str, path: str, size: tuple[int, ...], probe: Probe) -> HostArray:
   """Returns the class of each pixel by the mask of an image, `[H, W]` i32; -1 where it does not count."""
   stem = pathlib.Path(path).stem
-  file = next((one for suffix in masks.EXTENSIONS if (one := pathlib.Path(folder, f'{stem}{suffix}')).is_file()), None)
-  if file is None:
+  files = [file for suffix in masks.EXTENSIONS if (file := pathlib.Path(folder, f'{stem}{suffix}')).is_file()]
+  if not files:
     raise UserError(f'--masks: expected {stem}.png (or {", ".join(masks.EXTENSIONS[1:])}) in {folder}, as for every '
                     'image, got no such file. Add the mask, or leave the image out.')
-  first, ignore = (int(value) for value in probe.values)
+  file, (first, ignore) = files[0], map(int, probe.values)
   try:
     content = file.read_bytes()
   except OSError as error:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 COLORS = ('#0a84c6', '#e0731d', '#159f78', '#c565a0', '#8c74d6', '#b08a00', '#56b4e9', '#d64545')
 """Readable on white and on near-black: Okabe and Ito 2008, without black and yellow, blue first."""
 _DPI = 130
-_MASKED = 128  # gray level of masked patches
+_MASKED_GRAY = 128  # gray level of masked patches
 _OPACITY = .55  # of the colors over an image
-_DEPTHS = 'viridis'  # color map of lines by depth, and of tables
-_MOST_NAMES = 24  # in the legend of a map
+_COLOR_MAP = 'viridis'  # of lines by depth, and of tables
+_MAX_NAMES = 24  # in the legend of a map
 
 
 @functools.cache
@@ -63,9 +63,9 @@ def encode(figure: Figure) -> bytes:
   """Returns the figure as a PNG file without transparency, which `savefig` would write at twice the time."""
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from PIL import Image
-  painted, file = FigureCanvasAgg(figure), io.BytesIO()
-  painted.draw()
-  Image.fromarray(np.asarray(painted.buffer_rgba())).convert('RGB').save(file, 'png', dpi=(_DPI, _DPI))
+  drawing, file = FigureCanvasAgg(figure), io.BytesIO()
+  drawing.draw()
+  Image.fromarray(np.asarray(drawing.buffer_rgba())).convert('RGB').save(file, 'png', dpi=(_DPI, _DPI))
   return file.getvalue()
 
 
@@ -90,7 +90,7 @@ def position_tiles(similarity: HostArray) -> bytes:
   wall = wall.swapaxes(1, 2).reshape(h * (h + gap), w * (w + gap))[:-gap, :-gap]
   side = 5.2 / max(h, w)
   with canvas(side * w + 1.2, side * h + .6) as (figure, (ax,)):
-    image = ax.imshow(wall, cmap=_DEPTHS, vmin=max(min(similarity.min(), 0.), -1.), vmax=1., interpolation='nearest')
+    image = ax.imshow(wall, cmap=_COLOR_MAP, vmin=max(min(similarity.min(), 0.), -1.), vmax=1., interpolation='nearest')
     ax.set_xticks([j * (w + gap) + (w - 1) / 2 for j in range(w)], range(1, w + 1))
     ax.set_yticks([i * (h + gap) + (h - 1) / 2 for i in range(h)], range(1, h + 1))
     ax.tick_params(length=0, labelsize=7)
@@ -151,10 +151,10 @@ def lines_by_depth(tables: Mapping[str, HostArray], x: Callable[[int], HostArray
   matplotlib = load_matplotlib()
   with canvas(4.4 * len(tables) + .6, 3.4, columns=len(tables)) as (figure, axes):
     for ax, (name, table) in zip(axes, tables.items(), strict=True):
-      ax.set_prop_cycle(color=matplotlib.colormaps[_DEPTHS](np.linspace(0, .92, len(table))))
+      ax.set_prop_cycle(color=matplotlib.colormaps[_COLOR_MAP](np.linspace(0, .92, len(table))))
       ax.plot(x(table.shape[1]), table.T, linewidth=1.2)
       finish(ax, xlabel=xlabel, ylabel=ylabel, title=f'{title}: {name}' if len(tables) > 1 else title)
-      shade = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, len(table) - 1), _DEPTHS)
+      shade = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, len(table) - 1), _COLOR_MAP)
       figure.colorbar(shade, ax=ax, label='after block (0: before the first)').ax.locator_params(axis='y', integer=True)
     return encode(figure)
 
@@ -162,7 +162,7 @@ def lines_by_depth(tables: Mapping[str, HostArray], x: Callable[[int], HostArray
 def layer_similarity(values: HostArray, *, xlabel: str, ylabel: str) -> bytes:
   """Draws the CKA of layers, `[rows, columns]` between 0 and 1, as colors, the first row at the bottom."""
   with canvas(4.4, 3.8) as (figure, (ax,)):
-    image = ax.imshow(values, origin='lower', vmin=0, vmax=1, cmap=_DEPTHS, interpolation='nearest')
+    image = ax.imshow(values, origin='lower', vmin=0, vmax=1, cmap=_COLOR_MAP, interpolation='nearest')
     finish(ax, xlabel=xlabel, ylabel=ylabel, title='Similarity of layers (CKA)')
     ax.grid(False)
     ax.locator_params(integer=True)
@@ -179,14 +179,14 @@ def scatter(points: HostArray, labels: Sequence[str], images: HostArray) -> byte
     images: `[S, H, W, 3]` u8, drawn as thumbnails; of length 0 for dots in any case.
   """
   names = list(dict.fromkeys(labels))
-  has_legend = 1 < len(names) <= _MOST_NAMES
+  has_legend = 1 < len(names) <= _MAX_NAMES
   with canvas(7.2, 6.) as (figure, (ax,)):
     ax.set(xticks=[], yticks=[])
     ax.set_title('Images by their features', fontsize=10)
     if has_legend or not len(images):
       for number, name in enumerate(names):
-        own = np.array([label == name for label in labels])
-        ax.scatter(*points[own].T, s=16, color=COLORS[number % 8], marker='os^Dv*PX'[number // 8 % 8],
+        has_label = np.array([label == name for label in labels])
+        ax.scatter(*points[has_label].T, s=16, color=COLORS[number % 8], marker='os^Dv*PX'[number // 8 % 8],
                    label=shorten(name, 24), linewidths=0)
     else:
       from matplotlib.offsetbox import AnnotationBbox, OffsetImage
@@ -267,8 +267,8 @@ def _bright(heat: HostArray) -> float:
 
   If that is also the minimum, as in a thresholded map, it is the maximum.
   """
-  found = float(np.quantile(heat, .97))
-  return found if found > float(heat.min()) else float(heat.max())
+  exceeded = float(np.quantile(heat, .97))
+  return exceeded if exceeded > float(heat.min()) else float(heat.max())
 
 
 def enlarge(heat: HostArray, size: tuple[int, int]) -> HostArray:
@@ -305,9 +305,10 @@ def reconstruct(predicted: HostArray, hidden: HostArray, *, mean: Sequence[float
   return Reconstruction(np.round(255 * np.clip(pixels, 0, 1)).astype(np.uint8), np.asarray(hidden)[..., 0] > 0.5)
 
 
-def reconstruction_sheet(images: HostArray, found: Reconstruction, captions: Sequence[str]) -> bytes:
+def reconstruction_sheet(images: HostArray, reconstruction: Reconstruction, captions: Sequence[str]) -> bytes:
   """Draws a row for each of the images `[K, H, W, 3]` u8 (MAE, arXiv 2111.06377, Figure 2)."""
   rows = []
-  for image, predicted, hidden in zip(images, found.predicted, found.hidden[..., None], strict=True):
-    rows.append([image, np.where(hidden, np.uint8(_MASKED), image), predicted, np.where(hidden, predicted, image)])
+  for image, predicted, hidden in zip(images, reconstruction.predicted, reconstruction.hidden[..., None],
+                                      strict=True):
+    rows.append([image, np.where(hidden, np.uint8(_MASKED_GRAY), image), predicted, np.where(hidden, predicted, image)])
   return contact_sheet(rows, captions=captions, heads=['input', 'masked', 'prediction', 'prediction where masked'])

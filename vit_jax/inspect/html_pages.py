@@ -1,4 +1,4 @@
-"""HTML pages made from the Jinja templates in `templates/`.
+"""HTML pages made from the Jinja templates in `templates/`, and how values are shown on them.
 
 A page is one file that opens without a network: styles, SVG charts and PNG images are inside it. Jinja escapes every
 value but `Markup`, which only `charts.py` and `breakable` make. Nothing here needs matplotlib.
@@ -24,9 +24,8 @@ from vit_jax.evaluate import results
 if TYPE_CHECKING:
   import jinja2
 
-
-_MARKS = b'<html lang="en"><head><meta charset="utf-8"><title>', b'<link rel="icon" href="data:,">'
-"""Lines of `templates/layout.html`, at the beginning of every page."""
+_PAGE_LINES = b'<html lang="en"><head><meta charset="utf-8"><title>', b'<link rel="icon" href="data:,">'
+"""Lines of `templates/layout.html`, which every page has in its first 4 KiB."""
 
 
 def render(template: str, **values: object) -> str:
@@ -36,18 +35,19 @@ def render(template: str, **values: object) -> str:
 
 def check_ours(page: pathlib.Path) -> None:
   """Raises UserError if there is a page at this path that `render` has not made."""
-  if page.exists():
-    head = b''
-    if not page.is_dir():
-      with page.open('rb') as file:
-        head = file.read(2**12)
-    if not all(mark in head for mark in _MARKS):
-      raise UserError(f'--to: expected none or a page of vit-jax at {page}, got another file. Move it away, or set '
-                      '--to=FILE.html.')
+  if not page.exists():
+    return
+  head = b''
+  if not page.is_dir():
+    with page.open('rb') as file:
+      head = file.read(2**12)
+  if not all(line in head for line in _PAGE_LINES):
+    raise UserError(f'--to: expected none or a page of vit-jax at {page}, got another file. Move it away, or set '
+                    '--to=FILE.html.')
 
 
 def read(template: str) -> str:
-  """Returns `templates/<template>` as it is."""
+  """Returns the text of `templates/<template>`, such as a script."""
   environment = _environment()
   assert environment.loader is not None
   return environment.loader.get_source(environment, template)[0]
@@ -60,7 +60,7 @@ def _environment() -> jinja2.Environment:
       loader=jinja2.PackageLoader('vit_jax.inspect'), autoescape=True, undefined=jinja2.StrictUndefined,
       trim_blocks=True, lstrip_blocks=True)
   environment.filters |= {'format_value': format_value, 'breakable': breakable, 'data_uri': data_uri,
-                          'branches': _branches, 'px': _px}
+                          'branches': _branches, 'px': lambda value: f'{value:.1f}'.removesuffix('.0')}
   environment.tests['numeric'] = _is_numeric
   return environment
 
@@ -87,16 +87,19 @@ def encode(image: HostArray, kind: str = 'png') -> bytes:
 
 
 def breakable(text: str) -> Markup:
-  """Returns text whose lines may break within long paths and file names, at their joints and not inside a word."""
+  """Returns text whose lines may break within long paths and file names, as `runs/<wbr>my_<wbr>run.<wbr>json`."""
   return Markup(re.sub(r'(?<=\w)([/\\:=,]+|[_.-](?=[^\W\d]))', r'\1<wbr>', str(escape(text))))
 
 
 def shortest_ends(paths: Sequence[Sequence[str]]) -> list[str]:
-  """Returns the last parts of each path, as many as make them different; [] if equal paths are among them."""
+  """Returns the last parts of each path, as many as make them different; [] if equal paths are among them.
+
+  The paths `runs/a/net` and `runs/b/net`, split into parts, have the ends `a/net` and `b/net`.
+  """
   for count in range(1, max(map(len, paths)) + 1):
-    found = ['/'.join(parts[-count:]) for parts in paths]
-    if len(set(found)) == len(found):
-      return found
+    ends = ['/'.join(parts[-count:]) for parts in paths]
+    if len(set(ends)) == len(ends):
+      return ends
   return []
 
 
@@ -125,18 +128,18 @@ def to_float(value: object) -> float:
 
 
 def _is_numeric(value: object) -> bool:
-  return isinstance(value, int | float) or isinstance(value, str) and re.fullmatch(r'[\d.,]+ %', value) is not None
-
-
-def _px(value: float) -> str:
-  """Returns a coordinate of a drawing with at most one decimal."""
-  return f'{value:.1f}'.removesuffix('.0')
+  """Returns whether a cell of a table is a number, or a percentage such as `97.31 %`."""
+  if isinstance(value, str):
+    return re.fullmatch(r'[\d.,]+ %', value) is not None
+  return isinstance(value, int | float)
 
 
 def _branches(value: object) -> object:
   """Returns a value as a tree shows it: a mapping with its branches, or text; a flat list becomes one line."""
-  if isinstance(value, list):
-    if any(isinstance(item, dict | list) for item in value):
-      return dict(enumerate(value))
-    return ', '.join(map(format_value, value))
-  return value if isinstance(value, dict) and value else '' if isinstance(value, dict) else format_value(value)
+  if isinstance(value, dict):
+    return value or ''
+  if not isinstance(value, list):
+    return format_value(value)
+  if any(isinstance(item, dict | list) for item in value):
+    return dict(enumerate(value))
+  return ', '.join(map(format_value, value))

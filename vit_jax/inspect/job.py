@@ -63,16 +63,16 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   if bool(weights) == (workdir is not None):
     raise UserError(f'--weights: expected either --weights or --workdir, got {"both" if weights else "none"}. Set one '
                     'of them to the network to inspect.')
-  options = pictures.Options(probe, masks, foreground, block)
+  options = pictures.Options(probe, masks, foreground, block)  # of --dense
   if not dense and options != pictures.Options():
     raise UserError('--probe, --masks, --foreground, --block: expected --dense as well, got them alone. Add --dense.')
-  known = ('report.html', 'dense.npz') if dense else ('report.html', 'numbers.csv', 'arrays.npz')
-  destination.check_free([to / name for name in known], setting='--to', overwrite=overwrite)
+  outputs = ('report.html', 'dense.npz') if dense else ('report.html', 'numbers.csv', 'arrays.npz')
+  destination.check_free([to / name for name in outputs], setting='--to', overwrite=overwrite)
   destination.check_writable(to, setting='--to', advice='Choose another folder.')
   paths = list(image_list.find(files, follow_links=follow_links))
   startup.start()
   opencv.quieten()
-  began = time.monotonic()
+  began_s = time.monotonic()
   console.begin_stage('loading the weights')
   names = report_card.split_weights(weights) if weights else [str(workdir)]
   networks = [Model(inference.load(name, reading, classes=classes)) for name in names]
@@ -80,16 +80,16 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
     return _run_dense(networks, names, paths, to, options, overwrite=overwrite)
   for network in networks:
     log.info('%s', inference.describe_class_names(network.weights, classes=classes))
-  numbers = [network.find_class(of_class) if of_class else None for network in networks]
+  class_indexes = [network.find_class(of_class) if of_class else None for network in networks]
   log.info('Attention is computed explicitly, for %d images and one layer at a time.', BATCH)
   console.begin_stage('compiling and measuring')
   inspections, num_bad = [], 0
-  for name, network, number in zip(_short_names(names), networks, numbers, strict=True):
-    each, good = _read(network.prepare, paths)
-    images = np.stack(each) if each else np.zeros((0, *network.image_px, 3), np.uint8)
-    num_bad = len(paths) - len(good)
-    inspections.append(_inspect(name, network, images, good, discard=discard, of_class=number))
-    log.info('%s: %d images, %.0f s so far.', name, len(images), time.monotonic() - began)
+  for name, network, class_index in zip(_short_names(names), networks, class_indexes, strict=True):
+    readable, good_paths = _read(network.prepare, paths)
+    images = np.stack(readable) if readable else np.zeros((0, *network.image_px, 3), np.uint8)
+    num_bad = len(paths) - len(good_paths)
+    inspections.append(_inspect(name, network, images, good_paths, discard=discard, of_class=class_index))
+    log.info('%s: %d images, %.0f s so far.', name, len(images), time.monotonic() - began_s)
   with destination.filled(to, overwrite=overwrite) as part:
     _write_numbers(part, inspections)
     page.write(part, inspections)
@@ -104,15 +104,15 @@ def _run_dense(networks: Sequence[Model], names: Sequence[str], paths: Sequence[
   if len(networks) != 1 or not paths:
     raise UserError(f'--dense: expected one network and at least one image, got {len(networks)} and {len(paths)}. Pass '
                     'one of the --weights, and images after the flags.')
-  images, good = _read(lambda path: decode(path, networks[0].decoding), paths)
+  images, good_paths = _read(lambda path: decode(path, networks[0].decoding), paths)
   if not images:
     raise UserError('--dense: expected at least one image that can be read, got none. See the messages above.')
   console.begin_stage('reading the tokens, drawing')
   with destination.filled(to, overwrite=overwrite) as part:
-    said = pictures.write(networks[0], _short_names(names)[0], images, good, part, options)
+    summary = pictures.write(networks[0], _short_names(names)[0], images, good_paths, part, options)
   console.end_stage()
-  print(f'{said}\nPictures: {to / "dense"}, report: {to / "report.html"}', flush=True)
-  return 2 if len(good) < len(paths) else 0
+  print(f'{summary}\nPictures: {to / "dense"}, report: {to / "report.html"}', flush=True)
+  return 2 if len(good_paths) < len(paths) else 0
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
@@ -126,20 +126,21 @@ def _read(read: Callable[[str], HostArray], paths: Sequence[str]) -> tuple[list[
   Raises:
     TemporaryError: storage failed.
   """
-  images, good = [], []
+  images, good_paths = [], []
   for path in paths:
     try:
       images.append(read(path))
-      good.append(path)
+      good_paths.append(path)
     except (BadImage, OSError) as error:
       if failures.is_temporary(error):
         raise failures.unreadable(error, path) from error
       log.error('%s: %s; skipped', path, error)
-  return images, good
+  return images, good_paths
 
 
 def _inspect(name: str, network: Model, images: HostArray, paths: list[str], *, discard: float,
              of_class: int | None) -> Inspection:
+  """Measures a network on prepared images `[S, H, W, 3]` u8; `of_class` is the index of the class of relevance."""
   driver, grid = network.driver, network.grid
   params = jax.device_get(network.weights.params['backbone'])
   measured = None
@@ -149,16 +150,18 @@ def _inspect(name: str, network: Model, images: HostArray, paths: list[str], *, 
     measured = measurements.measure(driver, batches, grid=grid, patch_px=patch_px, num_maps=NUM_MAPS, discard=discard,
                                     logits=network.head, of_class=of_class)
   kernel = np.asarray(params.get('stem', {}).get('kernel', 0))
-  has_filters = kernel.ndim == 4 and kernel.shape[2] == 3  # [P, P, 3, D] of pixels; not in a hybrid
+  has_filters = kernel.ndim == 4 and kernel.shape[2] == 3  # [P, P, 3, D] of pixels; not in a hybrid network
   positions = np.asarray(driver.backbone.positions(params, grid))  # type: ignore[attr-defined]
   predictions = []
   if measured is not None and measured.logits is not None:
     predictions = [network.rank(row, top=1)[0].name for row in measured.logits]
   folders = [pathlib.Path(path).parent.name for path in paths]
   return Inspection(
-      name, network.weights.family, images[:NUM_MAPS], paths, folders if len(set(folders)) > 1 else [''] * len(paths),
-      predictions, grid, kernel if has_filters else None, positions if positions.any() else None, measured, images,
-      _reconstruct(network, images[:NUM_MAPS]), '' if of_class is None else network.class_names[of_class])
+      name=name, family=network.weights.family, shown=images[:NUM_MAPS], paths=paths,
+      labels=folders if len(set(folders)) > 1 else [''] * len(paths), predictions=predictions, grid=grid,
+      filters=kernel if has_filters else None, positions=positions if positions.any() else None, measured=measured,
+      images=images, reconstruction=_reconstruct(network, images[:NUM_MAPS]),
+      of_class='' if of_class is None else network.class_names[of_class])
 
 
 def _reconstruct(network: Model, images: HostArray) -> figures.Reconstruction | None:
@@ -167,8 +170,9 @@ def _reconstruct(network: Model, images: HostArray) -> figures.Reconstruction | 
   if weights.decoder is None or 'decoder' not in weights.params or not len(images):
     return None
   task = mae.build(weights.decoder, inference.backbone(weights))
-  found = jax.jit(task.reconstruct)(weights.params, network.normalize(images), jax.random.key(0))
-  return figures.reconstruct(*jax.device_get(found), mean=weights.preprocess.mean, std=weights.preprocess.std)
+  predicted, hidden = jax.device_get(
+      jax.jit(task.reconstruct)(weights.params, network.normalize(images), jax.random.key(0)))
+  return figures.reconstruct(predicted, hidden, mean=weights.preprocess.mean, std=weights.preprocess.std)
 
 
 def _write_numbers(to: pathlib.Path, inspections: Sequence[Inspection]) -> None:
@@ -178,17 +182,18 @@ def _write_numbers(to: pathlib.Path, inspections: Sequence[Inspection]) -> None:
   table.writerow(['model', 'block', 'head', 'attention_distance_px', 'mutual_information', 'entropy_nats'])
   arrays: dict[str, HostArray] = {}
   for one in inspections:
-    prefix = '' if len(inspections) == 1 else f'{one.name}/'
+    found: dict[str, HostArray | None] = {}
     if one.filters is not None:
-      arrays[f'{prefix}filter_components'], _ = embeddings.filter_components(one.filters, FILTERS)
+      found['filter_components'], _ = embeddings.filter_components(one.filters, FILTERS)
     if one.reconstruction is not None:
-      arrays |= {f'{prefix}{key}': value for key, value in one.reconstruction._asdict().items()}
-    if one.measured is None:
-      continue
-    arrays |= {f'{prefix}{key}': value for key, value in one.measured._asdict().items() if value is not None}
-    m = one.measured
-    for block, rows in enumerate(zip(m.distance_px, m.information, m.entropy, strict=True), 1):
-      for head, values in enumerate(zip(*rows, strict=True), 1):
-        table.writerow([one.name, block, head, *(f'{value:.6g}' for value in values)])
+      found |= one.reconstruction._asdict()
+    if one.measured is not None:
+      m = one.measured
+      found |= m._asdict()
+      for (block, head), distance_px in np.ndenumerate(m.distance_px):
+        values = distance_px, m.information[block, head], m.entropy[block, head]
+        table.writerow([one.name, block + 1, head + 1, *(f'{value:.6g}' for value in values)])
+    prefix = '' if len(inspections) == 1 else f'{one.name}/'
+    arrays |= {f'{prefix}{name}': array for name, array in found.items() if array is not None}
   (to / 'numbers.csv').write_bytes(storage.encode(text.getvalue()))
   np.savez_compressed(to / 'arrays.npz', **arrays)  # type: ignore[arg-type]

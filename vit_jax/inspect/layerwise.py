@@ -39,8 +39,7 @@ class Driver:
     params: its parameters, on the device.
     state: its running statistics, if it has some.
 
-  Raises:
-    UserError: the network has no transformer blocks.
+  Raises UserError if the network has no transformer blocks.
   """
 
   def __init__(self, backbone: LayeredBackbone, params: Params, state: PyTree | None = None) -> None:
@@ -87,8 +86,7 @@ class Driver:
     Yields:
       Attention and gradient, both `[B, A, M, M]` f32.
 
-    Raises:
-      UserError: the blocks have no single attention over all tokens.
+    Raises UserError if the blocks have no single attention over all tokens.
     """
     held = [layer.tokens for layer in self.layers(image, capture=False)]
     gradient = self._first_pull(self.params, held[-1], chosen, logits=logits, grid=grid)

@@ -44,9 +44,11 @@ class Stopped(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-  """What to compute: `features`, `probabilities`, `tokens` or `vectors`; features after `blocks` (() = the head's).
+  """What to compute for each image.
 
-  project: from features to the vectors that are compared with those of texts.
+  what: `features`, `probabilities`, `tokens` or `vectors`.
+  blocks: features after these blocks, concatenated; () = those that the head receives.
+  project: maps features to the vectors that are compared with those of texts.
   """
   what: str = FEATURES
   blocks: tuple[int, ...] = ()
@@ -55,8 +57,7 @@ class Wanted:
   def reader(self, found: Weights) -> Reader:
     """Returns the function of parameters and images.
 
-    Raises:
-      UserError: the weights have no head, or no such blocks.
+    Raises UserError if the weights have no head, or no such blocks.
     """
     view = inference.view(found)
     if self.blocks and self.what != FEATURES:
@@ -74,7 +75,8 @@ class Wanted:
         FEATURES: functools.partial(resources.pooled, view),
         PROBABILITIES: functools.partial(embedding.probabilities, view, found.is_sigmoid),
         TOKENS: functools.partial(embedding.tokens, view)}
-    if (project := self.project) is not None:
+    project = self.project
+    if project is not None:
       readers[VECTORS] = lambda selected, image: project(resources.pooled(view, selected, image))
     if self.what not in readers:
       raise UserError(f'what: expected one of {", ".join(readers)}, got {self.what!r}. Choose one of these.')
@@ -143,20 +145,21 @@ def write(work: Work, extractor: Extractor | TextRows, *, shown: bool = True) ->
   Raises:
     Stopped: by SIGTERM or SIGINT; a process of several ends at once.
   """
-  share = jax.process_index(), jax.process_count()
-  with _progress(work.info['num_examples'], shown=shown and not share[0]) as show, \
-      StopRequest() if share[1] == 1 else _leaving_on_sigterm() as request:
+  process, num_processes = jax.process_index(), jax.process_count()
+  with _progress(work.info['num_examples'], shown=shown and process == 0) as show, \
+      StopRequest() if num_processes == 1 else _leaving_on_sigterm() as request:
     def compute(rows: range) -> store.Block:
-      finished = work.num_finished()
+      num_finished = work.num_finished()
 
       def count(num: int) -> None:
-        show(finished + num)
+        show(num_finished + num)
         if request is not None and (name := request.reason(0)):
           raise Stopped(name)
       count(0)
       return dataclasses.replace(extractor, on_done=count)(rows)
 
-    return embedding.write(work, compute, share=share, meet=_meet if share[1] > 1 else lambda place: None)
+    return embedding.write(work, compute, share=(process, num_processes),
+                           meet=_meet if num_processes > 1 else lambda place: None)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from vit_jax.inspect.layerwise import Driver, Logits
 
 log = logging.getLogger('vit_jax.inspect')
 _MEANS = ('distance_px', 'information', 'entropy', 'fourier', 'singular')
+"""Measurements that are means over the images of a batch; the others have a row for each image."""
 TINY = 1e-8  # added to attention before a logarithm
 
 
@@ -208,19 +209,27 @@ def measure(driver: Driver, batches: Iterable[HostArray], *, grid: tuple[int, in
   parts: list[dict[str, HostArray]] = []
   num_images = 0
   for batch in batches:
-    num_here = max(0, min(num_maps - num_images, len(batch)))
-    found = _measure_batch(driver, batch, grid=grid, patch_px=patch_px, num_maps=num_here, discard=discard,
-                           logits=logits)
+    num_maps_here = max(0, min(num_maps - num_images, len(batch)))
+    part = _measure_batch(driver, batch, grid=grid, patch_px=patch_px, num_maps=num_maps_here, discard=discard,
+                          logits=logits)
     if logits is not None:
       try:
-        each = [relevance(driver, image[None], grid=grid, logits=logits, of_class=of_class)
-                for image in batch[:num_here]]
-        found['relevance'] = np.array(each, np.float32).reshape(num_here, *grid)
+        maps = [relevance(driver, image[None], grid=grid, logits=logits, of_class=of_class)
+                for image in batch[:num_maps_here]]
+        part['relevance'] = np.array(maps, np.float32).reshape(num_maps_here, *grid)
       except UserError as error:
         log.info('%s', error)
-    parts.append(found)
+    parts.append(part)
     num_images += len(batch)
-  return _merge(parts)
+  sizes = [len(part['pooled']) for part in parts]
+  merged: dict[str, HostArray | None] = {'logits': None, 'relevance': None}
+  for name in parts[0]:
+    values = [part[name] for part in parts]
+    if name in _MEANS:
+      merged[name] = np.average(values, axis=0, weights=sizes)
+    else:
+      merged[name] = np.concatenate(values, axis=1 if name == 'by_depth' else 0)
+  return Measurements(**merged)  # type: ignore[arg-type]
 
 
 def relevance(driver: Driver, image: HostArray, *, grid: tuple[int, int], logits: Logits,
@@ -230,41 +239,37 @@ def relevance(driver: Driver, image: HostArray, *, grid: tuple[int, int], logits
   By default the class is the predicted one.
   """
   *_, last = driver.layers(jnp.asarray(image), capture=False)
-  chosen = int(logits(driver.finish(last.tokens, grid=grid))[0].argmax()) if of_class is None else of_class
-  pairs = driver.relevance_gradients(jnp.asarray(image), logits, chosen, grid=grid)
+  if of_class is None:
+    of_class = int(logits(driver.finish(last.tokens, grid=grid))[0].argmax())
+  pairs = driver.relevance_gradients(jnp.asarray(image), logits, of_class, grid=grid)
   row = relevance_of_tokens(pairs, driver.readout_weights(last.tokens))
   return np.asarray(row)[0, -grid[0] * grid[1]:].reshape(grid)
 
 
 def _measure_batch(driver: Driver, batch: HostArray, *, grid: tuple[int, int], patch_px: tuple[float, float],
                    num_maps: int, discard: float, logits: Logits | None) -> dict[str, HostArray]:
+  """Returns the measurements of a batch by the names of `Measurements`, but for relevance; maps of the first images."""
   num_patches = grid[0] * grid[1]
   distances = distances_px(grid, patch_px)
-  rows: dict[str, list[Array]] = collections.defaultdict(list)
+  by_layer: dict[str, list[Array]] = collections.defaultdict(list)
   product = None
   for layer in driver.layers(jnp.asarray(batch), capture=True):
-    found = _measure_tokens(layer.tokens, grid=grid)
+    measured = _measure_tokens(layer.tokens, grid=grid)
     if layer.attention is not None:
-      found |= _measure_attention(layer.attention, distances)
+      measured |= _measure_attention(layer.attention, distances)
       product = _roll(product, layer.attention[:num_maps], discard=discard) if num_maps else None
-      last = layer.attention
-    for name, row in found.items():
-      rows[name].append(row)
+      last_attention = layer.attention
+    for name, values in measured.items():
+      by_layer[name].append(values)
   features = driver.finish(layer.tokens, grid=grid)
-  heads, rollout = _read_out(last, product, driver.readout_weights(layer.tokens), num_patches=num_patches)
-  return {**{name: np.stack([np.asarray(row) for row in every]) for name, every in rows.items()},
-          'pooled': np.asarray(features.pooled), 'tokens': np.asarray(features.tokens)[:num_maps],
-          'heads': np.asarray(heads)[:num_maps].reshape(num_maps, heads.shape[1], *grid),
-          'rollout': np.asarray(rollout).reshape(num_maps, *grid),
-          **({} if logits is None else {'logits': np.asarray(logits(features))})}
-
-
-def _merge(parts: list[dict[str, HostArray]]) -> Measurements:
-  """Averages over images what `_MEANS` names, and concatenates the rest."""
-  sizes = [len(part['pooled']) for part in parts]
-  merged = {name: np.average([part[name] for part in parts], axis=0, weights=sizes) if name in _MEANS else
-            np.concatenate([part[name] for part in parts], 1 if name == 'by_depth' else 0) for name in parts[0]}
-  return Measurements(**{'logits': None, 'relevance': None, **merged})  # type: ignore[arg-type]
+  heads, rollout = _read_out(last_attention, product, driver.readout_weights(layer.tokens), num_patches=num_patches)
+  found = {name: np.stack(list(map(np.asarray, layers))) for name, layers in by_layer.items()}
+  found |= {'pooled': np.asarray(features.pooled), 'tokens': np.asarray(features.tokens)[:num_maps],
+            'heads': np.asarray(heads)[:num_maps].reshape(num_maps, heads.shape[1], *grid),
+            'rollout': np.asarray(rollout).reshape(num_maps, *grid)}
+  if logits is not None:
+    found['logits'] = np.asarray(logits(features))
+  return found
 
 
 @jax.jit

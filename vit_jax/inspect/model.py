@@ -39,6 +39,7 @@ if TYPE_CHECKING:
   from vit_jax.weights.text_encoder import TextEncoder
 
 BATCH = 32
+Images = ImageLike | Sequence[ImageLike]
 
 
 class Model:
@@ -62,12 +63,14 @@ class Model:
     self._normalize = jax.jit(functools.partial(normalize, recipe=self.recipe))
     infer = inference.function(weights)
     self._apply = jax.jit(lambda params, pixels: infer(params, normalize(pixels, self.recipe)))
-    named = len(weights.class_names) == weights.num_classes
-    assumed = not named and imagenet.by_count(weights.num_classes)
     self._encoder: TextEncoder | None = None
     self._tokenizer = ''  # of the encoder
-    self.assumed_classes = assumed.title if assumed else ''
-    self._names = assumed.names if assumed else weights.class_names if named else ()
+    self.assumed_classes = ''
+    self._names: tuple[str, ...] = ()
+    if len(weights.class_names) == weights.num_classes:
+      self._names = weights.class_names
+    elif class_list := imagenet.by_count(weights.num_classes):
+      self.assumed_classes, self._names = class_list.title, class_list.names
     self.class_names = self._names or tuple(f'class {i}' for i in range(weights.num_classes))
 
   def __repr__(self) -> str:
@@ -78,10 +81,10 @@ class Model:
   def tabulate(self) -> str:
     """Returns a table of all parameters with their shapes, and of the FLOPs of a forward pass by module."""
     w = self.weights
-    found = cost.forward(w.model, self.image_px, head=w.head, num_classes=w.num_classes)
-    return cost.table(w.params, found.flops)
+    forward = cost.forward(w.model, self.image_px, head=w.head, num_classes=w.num_classes)
+    return cost.table(w.params, forward.flops)
 
-  def classify(self, images: ImageLike | Sequence[ImageLike], *, top: int = 5, names: Sequence[str] = (),
+  def classify(self, images: Images, *, top: int = 5, names: Sequence[str] = (),
                prompts: str | Sequence[str] = PLAIN) -> list[list[Guess]]:
     """Returns the `top` most probable classes of each image, best first.
 
@@ -104,14 +107,14 @@ class Model:
     if self._encoder is None or tokenizer != self._tokenizer:
       where = self.weights.given or self.weights.source
       self._encoder, self._tokenizer = text_encoder.load(where, self.weights, tokenizer_file=tokenizer), tokenizer
-    return ZeroShot(self._pooled, self._encoder, names, prompts)
+    return ZeroShot(lambda images, prepared: self.features(images, prepared=prepared), self._encoder, names, prompts)
 
   def rank(self, logits: HostArray, *, top: int) -> list[Guess]:
     """Returns the `top` largest of `logits [C]` with names and probabilities, largest first, ties in class order."""
-    found = rank(logits, self.class_names, top=top, is_sigmoid=self.weights.is_sigmoid)
-    return [guess._replace(share=None) for guess in found]  # several classes may be true: they share nothing
+    guesses = rank(logits, self.class_names, top=top, is_sigmoid=self.weights.is_sigmoid)
+    return [guess._replace(share=None) for guess in guesses]  # several classes may be true: they share nothing
 
-  def logits(self, images: ImageLike | Sequence[ImageLike], *, prepared: bool = False) -> HostArray:
+  def logits(self, images: Images, *, prepared: bool = False) -> HostArray:
     """Returns the logits of the classes, `[B, C]` f32.
 
     Args:
@@ -124,11 +127,10 @@ class Model:
     if not self.weights.num_classes:
       raise UserError(f'{self.weights.source}: expected weights with a classification head, got weights without one. '
                       'Use features(), or weights that were trained on classes.')
-    return self._over(images, lambda pixels: self._apply(self._params, pixels).logits, prepared=prepared)
+    return self._map(images, lambda pixels: self._apply(self._params, pixels).logits, prepared=prepared)
 
-  def features(self, images: ImageLike | Sequence[ImageLike], *, layer: int | None = None,
-               layers: Sequence[int] | None = None, as_grid: bool = False, norm: bool = False,
-               prepared: bool = False) -> HostArray:
+  def features(self, images: Images, *, layer: int | None = None, layers: Sequence[int] | None = None,
+               as_grid: bool = False, norm: bool = False, prepared: bool = False) -> HostArray:
     """Returns features of each image, f32.
 
     Args:
@@ -146,18 +148,23 @@ class Model:
     Raises:
       UserError: there is no such block, or the settings exclude each other.
     """
-    if layer is not None and layers is not None or norm and not as_grid:
+    if (layer is not None and layers is not None) or (norm and not as_grid):
       raise UserError('features: expected layer or layers, and norm=True with as_grid=True only, got others. '
                       'Leave out the other arguments.')
-    if layer is None and layers is None:
-      return self._over(images, self._last_grid, prepared=prepared) if as_grid else self._pooled(images, prepared)
-    chosen = [layer] if layers is None else list(layers)
-    if not chosen:
-      raise UserError('layers: expected at least one block, got none. Pass the numbers of blocks.')
-    depths = [self._depth(one, least=0) for one in chosen if one is not None]
-    found = self._over(images, lambda pixels: self._tokens(pixels, depths, as_grid=as_grid, norm=norm),
+    if layer is not None:
+      depths = [self._find_depth(layer, least=0)]
+    elif layers is not None:
+      depths = [self._find_depth(one, least=0) for one in layers]
+      if not depths:
+        raise UserError('layers: expected at least one block, got none. Pass the numbers of blocks.')
+    else:
+      def read_last(pixels: Array) -> Array:
+        features: Features = self._apply(self._params, pixels).features
+        return features.maps() if as_grid else features.pooled
+      return self._map(images, read_last, prepared=prepared)
+    tokens = self._map(images, lambda pixels: self._read_tokens(pixels, depths, as_grid=as_grid, norm=norm),
                        prepared=prepared)
-    return found[:, 0] if layers is None else found.swapaxes(0, 1)
+    return tokens[:, 0] if layers is None else tokens.swapaxes(0, 1)
 
   def embed(self, images: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *,
             to: str | os.PathLike[str], what: str = 'features', blocks: Sequence[int] = (), format: str = '',
@@ -177,42 +184,38 @@ class Model:
       UserError: no image is found, the weights have no such output, or `to` has other content.
     """
     from vit_jax.inspect import many_images  # only here: few programs write files
-    paths = [os.fspath(one) for one in ([images] if isinstance(images, str | os.PathLike) else images)]
-    source = image_list.ImageList(list(image_list.find(paths, follow_links=follow_links)))
-    image_list.check_exist([source.describe(index) for index in range(len(source))])
-    many_images.embed(self.weights, source, pathlib.Path(os.path.expanduser(to)), recipe=self.recipe, format=format,
-                      wanted=many_images.Wanted(what, tuple(blocks)))
+    if isinstance(images, str | os.PathLike):
+      images = [images]
+    paths = list(image_list.find([os.fspath(path) for path in images], follow_links=follow_links))
+    image_list.check_exist(paths)
+    many_images.embed(self.weights, image_list.ImageList(paths), pathlib.Path(os.path.expanduser(to)),
+                      recipe=self.recipe, format=format, wanted=many_images.Wanted(what, tuple(blocks)))
 
-  def _last_grid(self, pixels: Array) -> Array:
-    """Returns the tokens that the network ends with, `[B, h, w, D]`."""
-    features: Features = self._apply(self._params, pixels).features
-    return features.maps()
-
-  def _tokens(self, pixels: Array, depths: Sequence[int], *, as_grid: bool, norm: bool) -> Array:
+  def _read_tokens(self, pixels: Array, depths: Sequence[int], *, as_grid: bool, norm: bool) -> Array:
     """Returns the tokens after each of `depths`, `[B, n, M, D]`, or as grids `[B, n, h, w, D]`."""
-    found, layers = {}, self.driver.layers(self.normalize(pixels), capture=False)
+    tokens_by_depth, (h, w) = {}, self.grid
+    layers = self.driver.layers(self.normalize(pixels), capture=False)
     for depth, tokens, _ in itertools.islice(layers, max(depths) + 1):
       if depth in depths:
-        x = self.driver.finish(tokens, grid=self.grid).tokens if norm else tokens
-        h, w = self.grid
-        found[depth] = x[:, -h * w:].reshape(len(x), h, w, -1) if as_grid else x
-    return jnp.stack([found[depth] for depth in depths], 1).astype(jnp.float32)
+        if norm:
+          tokens = self.driver.finish(tokens, grid=self.grid).tokens
+        tokens_by_depth[depth] = tokens[:, -h * w:].reshape(len(tokens), h, w, -1) if as_grid else tokens
+    return jnp.stack([tokens_by_depth[depth] for depth in depths], 1).astype(jnp.float32)
 
-  def attention(self, images: ImageLike | Sequence[ImageLike], *, layer: int = -1) -> HostArray:
+  def attention(self, images: Images, *, layer: int = -1) -> HostArray:
     """Returns the attention of block `layer`, `[B, A, M, M]` f32: per head, the weight of each key in each row.
 
     Raises:
       UserError: there is no such block.
     """
-    depth = self._depth(layer, least=1)
+    depth = self._find_depth(layer, least=1)
 
-    def one(pixels: Array) -> Array:
-      found = next(itertools.islice(self.driver.layers(self.normalize(pixels), capture=True), depth, None)).attention
-      assert found is not None
-      return found
-    return self._over(images, one)
+    def read_attention(pixels: Array) -> Array | None:
+      layers = self.driver.layers(self.normalize(pixels), capture=True)
+      return next(itertools.islice(layers, depth, None)).attention
+    return self._map(images, read_attention)
 
-  def rollout(self, images: ImageLike | Sequence[ImageLike], *, prepared: bool = False) -> HostArray:
+  def rollout(self, images: Images, *, prepared: bool = False) -> HostArray:
     """Returns attention over all layers, `[B, h, w]` f32, by attention rollout (ViT paper, Appendix D.8).
 
     Args:
@@ -224,19 +227,18 @@ class Model:
     """
     driver = self.driver
 
-    def one(pixels: Array) -> Array:
-      product, tokens = None, pixels
+    def roll(pixels: Array) -> Array:
+      product = None
       for layer in driver.layers(self.normalize(pixels), capture=True):
-        tokens = layer.tokens
         if layer.attention is not None:
           product = measurements.roll(product, layer.attention)
       assert product is not None
       h, w = self.grid
-      rolled = jnp.einsum('bm,bmk->bk', driver.readout_weights(tokens), product)[:, -h * w:]
+      rolled = jnp.einsum('bm,bmk->bk', driver.readout_weights(layer.tokens), product)[:, -h * w:]
       return rolled.reshape(-1, h, w)
-    return self._over(images, one, prepared=prepared)
+    return self._map(images, roll, prepared=prepared)
 
-  def relevance(self, images: ImageLike | Sequence[ImageLike], *, of_class: int | str | None = None) -> HostArray:
+  def relevance(self, images: Images, *, of_class: int | str | None = None) -> HostArray:
     """Returns the relevance of patches for a class, `[B, h, w]` f32: attention times its gradient (arXiv 2103.15679).
 
     Args:
@@ -249,9 +251,9 @@ class Model:
     if self.head is None:
       raise UserError(f'{self.weights.source}: expected weights with a classification head, got weights without one. '
                       'Use rollout().')
-    chosen = None if of_class is None else self.find_class(of_class)
+    class_index = None if of_class is None else self.find_class(of_class)
     return np.stack([measurements.relevance(self.driver, np.asarray(self.normalize(self.prepare(image)[None])),
-                                          grid=self.grid, logits=self.head, of_class=chosen)
+                                            grid=self.grid, logits=self.head, of_class=class_index)
                      for image in listed(images)])
 
   def find_class(self, named: int | str) -> int:
@@ -310,40 +312,39 @@ class Model:
     prepared = transforms.eval_transform(self.recipe, self.image_px)(Record(decode(image, self.decoding)))
     return np.asarray(prepared['image'])
 
-  def _over(self, images: ImageLike | Sequence[ImageLike], function: Callable[[Array], Array | None], *,
-            prepared: bool = False) -> HostArray:
+  def _map(self, images: Images, function: Callable[[Array], Array | None], *, prepared: bool = False) -> HostArray:
     """Applies `function` to any number of outputs of `prepare`, `[B, H, W, 3]` u8, in batches of a few sizes."""
-    every = list(listed(images))
-    if not every:
+    all_images = list(listed(images))
+    if not all_images:
       raise UserError('images: expected at least one image, got none. Pass images.')
-    rows = []
-    for start in range(0, len(every), self._batch_size):
+    results = []
+    for start in range(0, len(all_images), self._batch_size):
       batch = np.stack([np.asarray(image) if prepared else self._prepare(image)
-                        for image in every[start:start + self._batch_size]])
-      room = min(self._batch_size, 1 << (len(batch) - 1).bit_length())  # a power of two: few sizes are compiled
-      padded = np.concatenate([batch, np.repeat(batch[:1], room - len(batch), 0)])
-      rows.append(np.asarray(function(jnp.asarray(padded)))[:len(batch)])
-    return np.concatenate(rows)
+                        for image in all_images[start:start + self._batch_size]])
+      size = min(self._batch_size, 1 << (len(batch) - 1).bit_length())  # a power of two: few sizes are compiled
+      padded = np.concatenate([batch, np.repeat(batch[:1], size - len(batch), 0)])
+      results.append(np.asarray(function(jnp.asarray(padded)))[:len(batch)])
+    return np.concatenate(results)
 
   def _prepare(self, image: ImageLike) -> HostArray:
     """Like `prepare`, with the path in the error."""
     try:
       return self.prepare(image)
     except headers.BadImage as error:
-      raise headers.BadImage(f'{os.fspath(image)}: {error}' if isinstance(image, str | os.PathLike)
-                               else str(error)) from error
+      if isinstance(image, str | os.PathLike):
+        raise headers.BadImage(f'{os.fspath(image)}: {error}') from error
+      raise
 
-  def _pooled(self, images: ImageLike | Sequence[ImageLike], is_prepared: bool) -> HostArray:
-    return self._over(images, lambda pixels: self._apply(self._params, pixels).features.pooled, prepared=is_prepared)
-
-  def _depth(self, layer: int, *, least: int) -> int:
+  def _find_depth(self, layer: int, *, least: int) -> int:
     """Returns the index of a block, which may be counted from the end."""
     depth = layer + self.num_layers + 1 if layer < 0 else layer
-    if not least <= depth <= self.num_layers:
-      raise UserError(f'layer: expected {least} to {self.num_layers}, or -1 for the last block, got {layer}.'
-                      if self.num_layers else
-                      f'layer: expected None, as {type(self.weights.model).__name__} has no blocks, got {layer}.')
-    return depth
+    if least <= depth <= self.num_layers:
+      return depth
+    if not self.num_layers:
+      raise UserError(f'layer: expected None, as {type(self.weights.model).__name__} has no blocks, got {layer}. '
+                      'Leave it out.')
+    raise UserError(f'layer: expected {least} to {self.num_layers}, or -1 for the last block, got {layer}. Choose one '
+                    'of these blocks.')
 
   @functools.cached_property
   def head(self) -> Callable[[Features], Array] | None:

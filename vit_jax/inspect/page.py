@@ -1,4 +1,8 @@
-"""The page of an inspection: which figures are drawn from the measurements, and their captions."""
+"""The page of an inspection: which figures are drawn from the measurements, and their captions.
+
+`job.py` makes an `Inspection` of each network and calls `write`. A function for each section of the page yields its
+figures; `figures.py` draws them.
+"""
 from __future__ import annotations
 
 import pathlib
@@ -59,13 +63,18 @@ def write(to: pathlib.Path, inspections: Sequence[Inspection]) -> str:
 
   Networks of equal names are numbered.
   """
-  names = distinct([one.name for one in inspections])
-  inspections = [one._replace(name=name) for one, name in zip(inspections, names, strict=True)]
-  sections = [(title, drawn) for title, found in _sections(inspections) if (drawn := list(found))]
-  for figure in (figure for _, drawn in sections for figure in drawn):
-    (to / f'{figure.name}.png').write_bytes(figure.png)
-  rows = [[one.name, one.family, len(one.images), f'{one.grid[0]} × {one.grid[1]}', *(
-      ('–', '–') if one.measured is None else one.measured.distance_px.shape)] for one in inspections]
+  names = distinct([inspection.name for inspection in inspections])
+  inspections = [inspection._replace(name=name) for inspection, name in zip(inspections, names, strict=True)]
+  sections, rows = [], []
+  for title, drawn in _sections(inspections):
+    section = list(drawn)
+    for figure in section:
+      (to / f'{figure.name}.png').write_bytes(figure.png)
+    if section:
+      sections.append((title, section))
+  for one in inspections:
+    num_blocks, num_heads = ('–', '–') if one.measured is None else one.measured.distance_px.shape
+    rows.append([one.name, one.family, len(one.images), f'{one.grid[0]} × {one.grid[1]}', num_blocks, num_heads])
   page = to / 'report.html'
   page.write_text(html_pages.render(
       'inspection.html', title=f'{names[0]} – inspection', names=names,
@@ -76,17 +85,20 @@ def write(to: pathlib.Path, inspections: Sequence[Inspection]) -> str:
 
 def distinct(names: Sequence[str]) -> list[str]:
   """Returns the names, with a number after those of which there are several: `run (1)`, `run (2)`."""
-  found: dict[str, None] = {name: None for name in names if names.count(name) == 1}
+  taken = {name for name in names if names.count(name) == 1}
   numbered = []
-  for i, name in enumerate(names, 1):
-    while names.count(name) > 1 and (shown := f'{name} ({i})') in found:
-      i += len(names)
-    numbered.append(name if names.count(name) == 1 else shown)
-    found[numbered[-1]] = None
+  for number, name in enumerate(names, 1):
+    if names.count(name) > 1:
+      while f'{name} ({number})' in taken:
+        number += len(names)
+      name = f'{name} ({number})'
+      taken.add(name)
+    numbered.append(name)
   return numbered
 
 
 def _sections(inspections: Sequence[Inspection]) -> Iterator[tuple[str, Iterator[Figure]]]:
+  """Yields the title and the figures of each section; without images there is only the first one."""
   yield 'Input layer', _of_each(inspections, _input)
   if inspections[0].measured is None:
     return
@@ -101,8 +113,9 @@ def _of_each(inspections: Sequence[Inspection], draw: Callable[[Inspection], Ite
   """Draws the figures of each network; if there are several, names are numbered and captions begin with its name."""
   for number, one in enumerate(inspections, 1):
     for figure in draw(one):
-      yield figure if len(inspections) == 1 else figure._replace(
-          name=f'{figure.name}-{number}', caption=f'{one.name}: {figure.caption}')
+      if len(inspections) > 1:
+        figure = figure._replace(name=f'{figure.name}-{number}', caption=f'{one.name}: {figure.caption}')
+      yield figure
 
 
 def _input(one: Inspection) -> Iterator[Figure]:
@@ -128,47 +141,51 @@ def _reconstructions(one: Inspection) -> Iterator[Figure]:
 def _maps(one: Inspection) -> Iterator[Figure]:
   m = one.measured
   assert m is not None
-  heads = ['input', 'rollout', 'shaded'] + (['relevance'] if m.relevance is not None else []) + ['tokens']
   tokens = np.asarray(m.tokens, np.float64).reshape(-1, m.tokens.shape[-1])  # of all images together
   colors = embeddings.to_unit(embeddings.principal(tokens).parts).reshape(len(m.tokens), *one.grid, 3)
   rows = []
   for i, image in enumerate(one.shown):
-    row = [image, figures.overlay(image, m.rollout[i]), figures.shade(image, m.rollout[i])]
-    row += [] if m.relevance is None else [figures.overlay(image, m.relevance[i])]
-    rows.append([*row, figures.blocks(colors[i], image.shape[:2])])
-  yield Figure('maps', figures.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads), (
+    columns = {'input': image, 'rollout': figures.overlay(image, m.rollout[i]),
+               'shaded': figures.shade(image, m.rollout[i])}
+    if m.relevance is not None:
+      columns['relevance'] = figures.overlay(image, m.relevance[i])
+    columns['tokens'] = figures.blocks(colors[i], image.shape[:2])
+    rows.append(columns)
+  sheet = figures.contact_sheet([list(columns.values()) for columns in rows], captions=_captions(one, len(rows)),
+                                heads=list(rows[0]))
+  yield Figure('maps', sheet, (
       'Attention rollout over all layers, as colors and as brightness (ViT paper, Figure 6); relevance of patches for '
       f'{one.of_class or "the predicted class"} (arXiv 2103.15679); the first three principal components of the final '
       'patch tokens of all these images as red, green and blue (DINOv2, Figure 1).'), is_sheet=True)
-  yield Figure('heads', _head_sheet(one, m), (
+  num_heads = min(MAX_HEADS, m.heads.shape[1])
+  head_rows = []
+  for image, maps in zip(one.shown[:MAX_HEAD_IMAGES], m.heads, strict=False):
+    head_rows.append([image])
+    for heat in maps[:num_heads]:
+      kept = keep_mass(heat.reshape(-1), MASS).reshape(heat.shape)
+      head_rows[-1] += [figures.overlay(image, heat), figures.shade(image, kept.astype(np.float32))]
+  titles = [f'head {head}{kind}' for head in range(1, num_heads + 1) for kind in ('', f', {MASS:.0%}')]
+  sheet = figures.contact_sheet(head_rows, captions=_captions(one, len(head_rows)), heads=['input', *titles])
+  yield Figure('heads', sheet, (
       f'Attention of each head of the last block from the token that is read out, and the patches with {MASS:.0%} of '
       'it (DINO, Figure 1).'), is_sheet=True)
 
 
-def _head_sheet(one: Inspection, m: Measurements) -> bytes:
-  rows, num_heads = [], min(MAX_HEADS, m.heads.shape[1])
-  for image, maps in zip(one.shown[:MAX_HEAD_IMAGES], m.heads, strict=False):
-    row = [image]
-    for heat in maps[:num_heads]:
-      kept = keep_mass(heat.reshape(-1), MASS).reshape(heat.shape)
-      row += [figures.overlay(image, heat), figures.shade(image, kept.astype(np.float32))]
-    rows.append(row)
-  heads = ['input', *(f'head {h + 1}{kind}' for h in range(num_heads) for kind in ('', f', {MASS:.0%}'))]
-  return figures.contact_sheet(rows, captions=_captions(one, len(rows)), heads=heads)
-
-
 def _captions(one: Inspection, count: int) -> list[str]:
   """Returns the label, or else the file name, of the first images, with the predicted class."""
-  own = [label or pathlib.Path(path).name for label, path in zip(one.labels, one.paths, strict=True)][:count]
-  return [f'{text}, predicted: {name}' for text, name in zip(own, one.predictions, strict=False)
-          ] if one.predictions else own
+  captions = [label or pathlib.Path(path).name for label, path in zip(one.labels, one.paths, strict=True)][:count]
+  if not one.predictions:
+    return captions
+  return [f'{caption}, predicted: {name}' for caption, name in zip(captions, one.predictions, strict=False)]
 
 
 def _by_depth(inspections: Sequence[Inspection]) -> Iterator[Figure]:
   measured = {one.name: one.measured for one in inspections if one.measured is not None}
-  largest = {one.name: f'{np.log(one.grid[0] * one.grid[1]):.2f} nats' for one in inspections}  # log of the patches
-  maximum = (next(iter(largest.values())) if len(set(largest.values())) == 1 else
-             ', '.join(f'{nats} of {name}' for name, nats in largest.items()))
+  max_nats = {one.name: f'{np.log(one.grid[0] * one.grid[1]):.2f} nats' for one in inspections}  # log of the patches
+  if len(set(max_nats.values())) == 1:
+    maximum = max_nats[inspections[0].name]
+  else:
+    maximum = ', '.join(f'{nats} of {name}' for name, nats in max_nats.items())
   kinds = (
       ('distance', 'distance_px', 'mean attention distance (px)', 'Mean attention distance',
        'Mean distance between a patch and those that it attends to, in pixels of the prepared image; one dot for each '
@@ -185,25 +202,25 @@ def _by_depth(inspections: Sequence[Inspection]) -> Iterator[Figure]:
 
 def _tokens(inspections: Sequence[Inspection]) -> Iterator[Figure]:
   measured = {one.name: one.measured for one in inspections if one.measured is not None}
-  fourier = {name: m.fourier for name, m in measured.items()}
   yield Figure('fourier', figures.lines_by_depth(
-      fourier, lambda n: np.linspace(0, 1, n), xlabel='frequency (of the highest)', ylabel='log amplitude',
-      title='Frequencies of tokens'),
+      {name: m.fourier for name, m in measured.items()}, lambda n: np.linspace(0, 1, n),
+      xlabel='frequency (of the highest)', ylabel='log amplitude', title='Frequencies of tokens'),
       "Log amplitude of the token map's frequencies along the diagonal, relative to that of frequency 0 (arXiv "
       '2202.06709).')
-  singular = {name: m.singular for name, m in measured.items()}
   yield Figure('singular', figures.lines_by_depth(
-      singular, lambda n: np.arange(1, n + 1), xlabel='singular value',
+      {name: m.singular for name, m in measured.items()}, lambda n: np.arange(1, n + 1), xlabel='singular value',
       ylabel='log of the ratio to the first', title='Singular values of the tokens'),
       "Singular values of an image's centered patch tokens.")
-  first, last = list(measured.values())[0], list(measured.values())[-1]
-  table = np.array([[embeddings.linear_cka(a, b) for b in last.by_depth] for a in first.by_depth])
-  names = [one.name for one in inspections]
-  yield Figure('cka', figures.layer_similarity(table, xlabel=f'depth in {names[-1]}', ylabel=f'depth in {names[0]}'),
-      'Centered kernel alignment of the mean patch tokens of all images (arXiv 1905.00414).'
-      + (f' Of the {len(names)} networks, only the first and the last are compared.' if len(names) > 2 else ''))
+  names = list(measured)
+  first, last = measured[names[0]], measured[names[-1]]
+  similarity = np.array([[embeddings.linear_cka(a, b) for b in last.by_depth] for a in first.by_depth])
+  more = f' Of the {len(names)} networks, only the first and the last are compared.' if len(names) > 2 else ''
+  yield Figure('cka', figures.layer_similarity(
+      similarity, xlabel=f'depth in {names[-1]}', ylabel=f'depth in {names[0]}'),
+      f'Centered kernel alignment of the mean patch tokens of all images (arXiv 1905.00414).{more}')
   labels = np.unique(np.array(inspections[0].labels), return_inverse=True)[1]
-  if len(set(inspections[0].labels)) > 1 and len(labels) >= MIN_FOR_MAP and np.bincount(labels).mean() >= 2:
+  has_classes = len(set(inspections[0].labels)) > 1
+  if has_classes and len(labels) >= MIN_FOR_MAP and np.bincount(labels).mean() >= 2:
     curves = {}
     for name, m in measured.items():
       shares = [100 * embeddings.leave_one_out(rows, labels, NEIGHBORS) for rows in m.by_depth]

@@ -1,9 +1,13 @@
 """The predictions of a classifier in a report: confused classes, and images with correct and wrong predictions.
 
-Reads `predictions.npz`: `class_names [C]` text; for each image of a split `index [S]` i32 (position in the
-source), `label [S]` i32, and the k most probable classes `top [S, k]` i32 with `probability [S, k]` f32; for a few of
-them `example_index [E]` i32 (as in `index`), `example_name [E]` text, `example_image [E, H, W, 3]` uint8;
-`view` and `split`, text; `is_single`, bool, false if some images have several classes.
+`load` reads `predictions.npz`, which `evaluate.results` writes, and `summarize` returns what the page shows:
+
+  class_names [C]                          text
+  index [S]  label [S]                     i32, for each image of a split its position in the source, and its class
+  top [S, k]  probability [S, k]           i32 and f32, the k most probable classes
+  example_index [E]  example_name [E]      i32 and text, of a few images
+  example_image [E, H, W, 3]               u8
+  view  split  is_single                   text, and bool: false if some images have several classes
 """
 from __future__ import annotations
 
@@ -20,9 +24,10 @@ from vit_jax.core.types import HostArray
 from vit_jax.evaluate import by_class
 from vit_jax.inspect import charts, html_pages
 
-_MAX_CLASSES = 40  # of a legible matrix
-_MAX_ROWS = 15  # of the table of pairs
-_MAX_BY_CLASS = 2_000  # rows of the table of classes
+_MAX_MATRIX_CLASSES = 40  # of a legible confusion matrix
+_MAX_PAIRS = 15  # in the table of confused pairs
+_MAX_CLASSES = 2_000  # in the table of classes
+_SMALL_PX = 96  # images up to this side are drawn with square pixels
 _PER_IMAGE = ('index', 'label', 'top', 'probability')
 _PER_EXAMPLE = ('example_index', 'example_name', 'example_image')
 
@@ -30,10 +35,12 @@ _PER_EXAMPLE = ('example_index', 'example_name', 'example_image')
 class Confusion(NamedTuple):
   """Which classes are confused, and how often each is recognized.
 
-  chart: the confusion matrix; None with more than `_MAX_CLASSES` classes.
+  num_classes: number of classes.
+  chart: the confusion matrix; None with more than `_MAX_MATRIX_CLASSES` classes.
   pairs: the most confused pairs: label, prediction, number of images, their share of the images with this label.
   classes: class, precision, recall, F1, and the images with it and predicted as it, the lowest F1 first; () if images
-    have several classes.    num_measured: the number of such rows before they were cut.
+    have several classes.
+  num_measured: the number of such rows before they were cut.
   means: the macro mean and the mean weighted by images of precision, recall and F1, as two sentences.
   """
   num_classes: int
@@ -98,45 +105,44 @@ def load(path: str | os.PathLike[str]) -> dict[str, HostArray]:
 
 def summarize(arrays: Mapping[str, HostArray]) -> Predictions:
   """Returns what a report shows of the arrays that `load` returned."""
-  of = ' of '.join(str(arrays[key]) for key in ('view', 'split') if key in arrays)
+  origin = ' of '.join(str(arrays[key]) for key in ('view', 'split') if key in arrays)  # such as `ema of test`
   names, folder = [str(name) for name in arrays.get('example_name', ())], ''
   if names and all(name.startswith('/') or '://' in name for name in names):  # paths, and not numbers
     folder = os.path.commonprefix([name[:name.rfind('/') + 1] for name in names]).rpartition('/')[0] + '/'
-  return Predictions(f'Predictions ({of})' if of else 'Predictions', _confusion(arrays),
+  return Predictions(f'Predictions ({origin})' if origin else 'Predictions', _summarize_confusion(arrays),
                      _group_examples(arrays, folder), folder)
 
 
-def _confusion(arrays: Mapping[str, HostArray]) -> Confusion:
+def _summarize_confusion(arrays: Mapping[str, HostArray]) -> Confusion:
   names = [str(name) for name in np.atleast_1d(arrays['class_names'])]
-  both = np.stack([arrays['label'], arrays['top'][:, 0]], 1).astype(np.int64)
+  both = np.stack([arrays['label'], arrays['top'][:, 0]], 1).astype(np.int64)  # label and prediction, `[S, 2]`
   both = both[np.all((both >= 0) & (both < len(names)), axis=1)]
-  sizes = np.bincount(both[:, 0], minlength=len(names))
+  num_images = np.bincount(both[:, 0], minlength=len(names))
   pairs, counts = np.unique(both, axis=0, return_counts=True)
-  rows = [(names[label], names[predicted], count, f'{100 * count / sizes[label]:.1f} %')
-          for (label, predicted), count in zip(pairs.tolist(), counts.tolist(), strict=True) if label != predicted]
+  mistakes = [(names[label], names[predicted], count, f'{100 * count / num_images[label]:.1f} %')
+              for (label, predicted), count in zip(pairs.tolist(), counts.tolist(), strict=True) if label != predicted]
   chart = None
-  if len(pairs) and len(names) <= _MAX_CLASSES:
+  if len(pairs) and len(names) <= _MAX_MATRIX_CLASSES:
     matrix = np.zeros((len(names), len(names)), np.int64)
     matrix[pairs[:, 0], pairs[:, 1]] = counts
     chart = charts.draw_confusion(matrix, names)
-  found = Confusion(len(names), chart, tuple(sorted(rows, key=lambda row: -row[2])[:_MAX_ROWS]), (), 0, '')
-  has_classes = len(both) and arrays.get('is_single', True)
-  return _with_classes(found, by_class.measure(*both.T), names) if has_classes else found
+  rows, num_measured, means = [], 0, ''
+  if len(both) and arrays.get('is_single', True):
+    scores = by_class.measure(*both.T)
+    num_measured = len(scores.label)
+    means = (f'Macro mean of {num_measured:,} classes: {_format_means(scores.mean())}. '
+             f'Weighted by images: {_format_means(scores.weighted_mean())}.')
+    for row in np.lexsort((-scores.num_images, scores.f1))[:_MAX_CLASSES]:
+      precision, recall, f1 = (f'{100 * share[row]:.1f} %' for share in (scores.precision, scores.recall, scores.f1))
+      rows.append((names[scores.label[row]], precision, recall, f1, int(scores.num_images[row]),
+                   int(scores.num_predicted[row])))
+  mistakes.sort(key=lambda row: -row[2])
+  return Confusion(num_classes=len(names), chart=chart, pairs=tuple(mistakes[:_MAX_PAIRS]), classes=tuple(rows),
+                   num_measured=num_measured, means=means)
 
 
-def _with_classes(found: Confusion, scores: by_class.ByClass, names: Sequence[str]) -> Confusion:
-  """Adds precision, recall and F1 by class."""
-  def shown(means: Mapping[str, float]) -> str:
-    return ', '.join(f'{name.replace("f1", "F1")} {100 * value:.1f} %' for name, value in means.items())
-  rows = []
-  for row in np.lexsort((-scores.num_images, scores.f1))[:_MAX_BY_CLASS]:
-    precision, recall, f1 = (f'{100 * share[row]:.1f} %' for share in (scores.precision, scores.recall, scores.f1))
-    rows.append((names[scores.label[row]], precision, recall, f1, int(scores.num_images[row]),
-                 int(scores.num_predicted[row])))
-  return found._replace(
-      classes=tuple(rows), num_measured=len(scores.label),
-      means=f'Macro mean of {len(scores.label):,} classes: {shown(scores.mean())}. '
-            f'Weighted by images: {shown(scores.weighted_mean())}.')
+def _format_means(means: Mapping[str, float]) -> str:
+  return ', '.join(f'{name.replace("f1", "F1")} {100 * value:.1f} %' for name, value in means.items())
 
 
 def _group_examples(arrays: Mapping[str, HostArray], folder: str) -> tuple[Group, ...]:
@@ -146,38 +152,40 @@ def _group_examples(arrays: Mapping[str, HostArray], folder: str) -> tuple[Group
   images = arrays['example_image']
   if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape:
     return ()
-  row_of = {int(index): row for row, index in enumerate(arrays['index'])}
-  examples = [(row_of[int(index)], str(name).removeprefix(folder), image) for index, name, image
-              in zip(*(arrays[key] for key in _PER_EXAMPLE), strict=False) if int(index) in row_of]
+  row_of_index = {int(index): row for row, index in enumerate(arrays['index'])}
   is_correct = arrays['top'][:, 0] == arrays['label']
-  wrong = sorted((e for e in examples if not is_correct[e[0]]), key=lambda e: -arrays['probability'][e[0], 0])
-  correct = [_example(arrays, *e) for e in examples if is_correct[e[0]]]
-  num_wrong = int(np.sum(~is_correct))
-  titles = [f'{kind}: {num:,} of {len(is_correct):,} images' for kind, num in (
-      ('Wrong', num_wrong), ('Correct', len(is_correct) - num_wrong))]
+  correct: list[tuple[int, Example]] = []  # rows with their examples
+  wrong: list[tuple[int, Example]] = []
+  for index, name, image in zip(*(arrays[key] for key in _PER_EXAMPLE), strict=False):
+    row = row_of_index.get(int(index))
+    if row is not None:
+      example = _make_example(arrays, row, str(name).removeprefix(folder), image)
+      (correct if is_correct[row] else wrong).append((row, example))
+  wrong.sort(key=lambda item: -arrays['probability'][item[0], 0])
+  num_correct, num = int(np.sum(is_correct)), len(is_correct)
+  num_wrong = num - num_correct
   note = f'The {len(wrong):,} shown are the most confident ones of each class.' if len(wrong) < num_wrong else ''
-  return (Group('wrong', titles[0], note, _by_class(arrays, wrong)),
-          Group('correct', titles[1], '', {'': correct} if correct else {}))
+  return (Group('wrong', f'Wrong: {num_wrong:,} of {num:,} images', note, _group_by_class(arrays, wrong)),
+          Group('correct', f'Correct: {num_correct:,} of {num:,} images', '',
+                {'': [example for _, example in correct]} if correct else {}))
 
 
-def _by_class(arrays: Mapping[str, HostArray], wrong: Sequence[tuple[int, str, HostArray]]) -> dict[str, list[Example]]:
-  """Returns examples by the title of their class, first the class with the most mistakes."""
+def _group_by_class(arrays: Mapping[str, HostArray],
+                    wrong: Sequence[tuple[int, Example]]) -> dict[str, list[Example]]:
+  """Returns examples by the title of their class, first the class with the most mistakes; `wrong` has rows, too."""
   labels, is_wrong = arrays['label'].tolist(), arrays['top'][:, 0] != arrays['label']
-  mistakes, sizes = collections.Counter(arrays['label'][is_wrong].tolist()), collections.Counter(labels)
-  found: dict[str, list[Example]] = {}
-  for row, name, image in sorted(wrong, key=lambda one: (-mistakes[labels[one[0]]], labels[one[0]])):  # stable
+  num_wrong, num_images = collections.Counter(arrays['label'][is_wrong].tolist()), collections.Counter(labels)
+  groups: dict[str, list[Example]] = {}
+  for row, example in sorted(wrong, key=lambda item: (-num_wrong[labels[item[0]]], labels[item[0]])):  # stable
     label = labels[row]
-    title = f'{_name_class(arrays, label)}: {mistakes[label]:,} of {sizes[label]:,} wrong'
-    found.setdefault(title, []).append(_example(arrays, row, name, image))
-  return found
+    groups.setdefault(f'{example.label}: {num_wrong[label]:,} of {num_images[label]:,} wrong', []).append(example)
+  return groups
 
 
-def _example(arrays: Mapping[str, HostArray], row: int, name: str, image: HostArray) -> Example:
-  label, predicted = (_name_class(arrays, int(number)) for number in (arrays['label'][row], arrays['top'][row, 0]))
-  is_small = max(image.shape[:2]) <= 96
-  return Example(label, predicted, float(arrays['probability'][row, 0]), name,
-                 html_pages.encode(image, 'png' if is_small else 'jpeg'), is_small)
-
-
-def _name_class(arrays: Mapping[str, HostArray], number: int) -> str:
-  return by_class.name_of(np.atleast_1d(arrays['class_names']).tolist(), number)
+def _make_example(arrays: Mapping[str, HostArray], row: int, name: str, image: HostArray) -> Example:
+  class_names = np.atleast_1d(arrays['class_names']).tolist()
+  is_small = max(image.shape[:2]) <= _SMALL_PX
+  return Example(label=by_class.name_of(class_names, int(arrays['label'][row])),
+                 predicted=by_class.name_of(class_names, int(arrays['top'][row, 0])),
+                 probability=float(arrays['probability'][row, 0]), name=name,
+                 file=html_pages.encode(image, 'png' if is_small else 'jpeg'), is_small=is_small)

@@ -33,7 +33,7 @@ from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.source import Part, Parts
 from vit_jax.evaluate import by_class as by_classes
-from vit_jax.evaluate import resources, results
+from vit_jax.evaluate import problems, resources, results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build, report, report_card, resume, startup
 from vit_jax.models import heads
@@ -330,7 +330,7 @@ def _check_same(out: storage.Path, digest: str, data: schema.Data) -> None:
 
 def check_finite(state: TrainState, setting: str) -> None:
   """Raises UserError, with the setting that names the run, if parameters or `extra` have infinite or NaN values."""
-  if bad := results.nonfinite_leaves({'params': state.params, 'extra': state.extra}):
+  if bad := problems.nonfinite_leaves({'params': state.params, 'extra': state.extra}):
     raise UserError(f'{setting}: expected a network with finite values, got infinite or NaN values in '
                     f'{documents.joined(bad, 3)}. Use an earlier checkpoint, or add --allow_nonfinite to evaluate it.')
 

@@ -144,6 +144,6 @@ def _finish_parquet(part: pathlib.Path, target: pathlib.Path, info: Info, notes:
 
 
 SUFFIXES = {
-    '.csv': Format('.csv', _write_csv, _finish_csv, lambda path: None),
-    '.parquet': Format('.parquet', _write_parquet, _finish_parquet, store.read_parquet_info)}
+    '.csv': Format('.csv', _write_csv, _finish_csv),
+    '.parquet': Format('.parquet', _write_parquet, _finish_parquet)}
 """Formats of tables, by suffix; `predict.TABLES` has the same suffixes."""

@@ -28,7 +28,7 @@ from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.failures import Damaged
 from vit_jax.core.types import HostArray
 from vit_jax.evaluate import results
-from vit_jax.inspect import html_pages, norms, predictions
+from vit_jax.inspect import html_pages, predictions
 from vit_jax.jobs import report_curves, startup
 from vit_jax.parallel import elastic
 from vit_jax.record import checkpoint_files, clock, destination, reader, run_directory, storage
@@ -448,12 +448,12 @@ def _describe_predictions(record: _Record) -> str:
           f'{record.checkpoint.step:,}: vit-jax evaluate --workdir={shlex.quote(record.workdir)} predicts with them.')
 
 
-def _summarize_norms(record: _Record) -> norms.Norms | None:
+def _summarize_norms(record: _Record) -> report_curves.NormSummary | None:
   """Returns the norms by layer with the learning rate of each step; None if the run recorded no norms."""
   events = [event for event in record.history.events if event['event'] == 'norms']
   rows = [row for row in record.history.rows if 'train/lr' in row and 'step' in row]
   rate_by_step = {int(row['step']): row['train/lr'] for row in rows}
-  return norms.summarize(events, rate_by_step) if events else None
+  return report_curves.summarize_norms(events, rate_by_step) if events else None
 
 
 def _phase_rows(record: _Record) -> list[tuple[str, str, str]]:

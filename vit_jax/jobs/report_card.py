@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from vit_jax import __version__
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.evaluate import results
+from vit_jax.evaluate import by_class, results
 from vit_jax.evaluate.results import Result, is_share
 from vit_jax.inspect import html_pages
 from vit_jax.weights import addresses
@@ -133,13 +133,9 @@ def headlines(columns: Sequence[Column]) -> set[str]:
 
 def text(columns: Sequence[Column]) -> str:
   """Returns the table as text, and below the table the reasons why evaluations were not measured."""
-  rows = [('', [column.title for column in columns]), *((name, cells) for name, cells, _ in table(columns))]
-  name_width = max(len(name) for name, _ in rows)
-  widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(columns))]
-  lines = ['  '.join([name.ljust(name_width), *(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))])
-           for name, cells in rows]
-  return '\n'.join([*lines, *(f'{name} of {column.title} is not measured: {reason}' for column in columns
-                              for name, reason in column.reasons.items())])
+  rows = [['', *(column.title for column in columns)], *([name, *cells] for name, cells, _ in table(columns))]
+  return '\n'.join([by_class.align(rows), *(f'{name} of {column.title} is not measured: {reason}' for column in columns
+                                            for name, reason in column.reasons.items())])
 
 
 def render(content: Mapping[str, Any], columns: Sequence[Column]) -> str:

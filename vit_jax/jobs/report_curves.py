@@ -1,22 +1,41 @@
-"""The curves of `report.html`: metrics by step, of one run or of several in the same chart.
+"""The charts of `report.html`: metrics by step, of one run or of several in the same chart, and norms by layer.
 
 `report.py` calls `draw` for each of `KINDS`. Training metrics are measured on single batches. For the noisy ones, the
 curve is a moving mean, which the label says, with the single values behind it. Evaluations are never smoothed.
+
+For a single run that recorded norms, `report.py` also calls `summarize_norms`, for the norms of gradients, parameters
+and updates: over time, as heat maps by layer, and as a table. In healthy training an update is about a thousandth of
+its parameter; a layer that deviates deserves a look. Where the learning rate is close to 0, at the end of most
+schedules, updates say nothing about a network, so that the heat maps show an earlier step.
 """
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
+from vit_jax.core.types import HostArray
 from vit_jax.inspect import charts
+from vit_jax.inspect.html_pages import to_float
 from vit_jax.record.reader import Row
 
 _WINDOWS_PER_CURVE = 25  # a moving mean covers 1/25 of the rows of a curve
 _MIN_ROWS_TO_SMOOTH = 20
+_MAX_NORM_STEPS = 150  # events in the chart of norms over time
+_MAX_BLOCKS = 4  # blocks with a line in it
+_MIN_RATE_SHARE = .1  # of the highest learning rate, for the step of the heat maps
+
+NormEvent = Mapping[str, object]
+"""An event of a record: `step`, and `grad`, `param` and `update`, each L2 norms by parameter path.
+
+The norm of a stacked parameter such as `'backbone/blocks/attn/query/kernel'` is a list with one number per layer.
+"""
+Norms = Mapping[str, HostArray]
+"""L2 norms, or their ratios, by parameter path: `[L]` for a stacked parameter, `[]` for another one."""
 
 
 class Kind(NamedTuple):
@@ -114,3 +133,102 @@ def smooth(curve: charts.Curve) -> charts.Curve:
   num_finite = counts[ends] - counts[starts]
   mean = np.where(num_finite > 0, (sums[ends] - sums[starts]) / np.maximum(num_finite, 1.), np.nan)
   return charts.Curve(f'{curve.label}, mean over {num_steps:,} steps', curve.x, mean.tolist(), curve.y)
+
+
+class NormSummary(NamedTuple):
+  """The norms in a report: a chart over time, heat maps of the stacked parameters by title, a table of the others.
+
+  note: which step the heat maps and the table show.
+  """
+  note: str
+  over_time: Markup | None
+  charts: list[tuple[str, Markup]]
+  head: list[str]
+  rows: list[list[object]]
+
+
+def summarize_norms(events: Sequence[NormEvent], rates: Mapping[int, float]) -> NormSummary:
+  """Returns what a report shows of the norms of a run.
+
+  Args:
+    events: at least one, in order.
+    rates: learning rates by step.
+  """
+  event, note = _choose_event(events, rates)
+  kinds = {'Gradient': _read_norms(event, 'grad'), 'Parameter': _read_norms(event, 'param'),
+           'Update / parameter': _update_ratios(event)}
+  heat_maps = [(title, chart) for title, norms in kinds.items() if (chart := _draw_heat_map(title, norms))]
+  rows: list[list[object]] = []
+  for path in dict.fromkeys(path for norms in kinds.values() for path in norms):
+    values = [norms.get(path) for norms in kinds.values()]
+    if not any(value is not None and value.ndim for value in values):
+      rows.append([path, *('–' if value is None else float(value) for value in values)])
+  return NormSummary(note, _draw_ratios_over_time(events), heat_maps, ['other parameters', *kinds], rows)
+
+
+def _choose_event(events: Sequence[NormEvent], rates: Mapping[int, float]) -> tuple[NormEvent, str]:
+  """Returns the last event at which the learning rate is not close to 0, and a note about it."""
+  highest = max((rate for rate in rates.values() if math.isfinite(rate)), default=0.)
+  for event in reversed(events):
+    step = to_float(event.get('step'))
+    if math.isfinite(step) and rates.get(int(step), math.inf) >= _MIN_RATE_SHARE * highest:
+      if event is events[-1]:
+        return event, f'Step {int(step):,}.'
+      return event, (f'Step {int(step):,}, the last one logged with a learning rate of at least {_MIN_RATE_SHARE:.0%} '
+                     'of the highest. Where the rate is close to 0, so are updates.')
+  return events[-1], f'Step {events[-1].get("step", "?")}.'
+
+
+def _read_norms(event: NormEvent, key: str) -> Norms:
+  """Returns the norms of an event; nan for what is not a number, {} if there are none."""
+  norms = event.get(key)
+  if not isinstance(norms, dict):
+    return {}
+  return {path: np.array(list(map(to_float, norm)) if isinstance(norm, list) else to_float(norm))
+          for path, norm in norms.items()}
+
+
+def _update_ratios(event: NormEvent) -> Norms:
+  """Returns the norm of the update over that of the parameter; nan for a parameter of norm 0."""
+  param = _read_norms(event, 'param')
+  return {path: np.divide(norm, param[path], out=np.full(norm.shape, np.nan), where=param[path] != 0)
+          for path, norm in _read_norms(event, 'update').items() if path in param and param[path].shape == norm.shape}
+
+
+def _draw_ratios_over_time(events: Sequence[NormEvent]) -> Markup | None:
+  """Draws the median ratio of update and parameter in some blocks, and in all other parameters; None without any."""
+  chosen = np.unique(np.linspace(0, len(events) - 1, min(len(events), _MAX_NORM_STEPS)).astype(int))
+  shown = [events[i] for i in chosen if math.isfinite(to_float(events[i].get('step')))]
+  medians_by_event = [_block_medians(_update_ratios(event)) for event in shown]
+  all_blocks = {block for medians in medians_by_event for block in medians}
+  if not all_blocks:
+    return None
+  depth = max(all_blocks) + 1
+  some_blocks = np.unique(np.linspace(0, max(depth - 1, 0), min(depth, _MAX_BLOCKS)).round()).astype(int).tolist()
+  curves = [charts.Curve('other parameters' if block < 0 else f'block {block + 1}',
+                         [to_float(event['step']) for event in shown],
+                         [medians.get(block, math.nan) for medians in medians_by_event])
+            for block in [*some_blocks, -1] if block in all_blocks]
+  return charts.draw_curves(curves, xlabel='step', ylabel='norm of the update / norm of the parameter', log=True)
+
+
+def _block_medians(ratios: Norms) -> dict[int, float]:
+  """Returns the median of the positive ratios in each block, from 0, and under -1 that of all other parameters."""
+  by_block: dict[int, list[float]] = {}
+  for values in ratios.values():
+    blocks = range(len(values)) if values.ndim else [-1]
+    for block, ratio in zip(blocks, values.reshape(-1).tolist(), strict=True):
+      if math.isfinite(ratio) and ratio > 0:
+        by_block.setdefault(block, []).append(ratio)
+  return {block: float(np.median(numbers)) for block, numbers in by_block.items()}
+
+
+def _draw_heat_map(title: str, norms: Norms) -> Markup | None:
+  """Draws stacked parameters in rows and layers in columns; shorter stacks are padded with nan. None without any."""
+  stacked = {path: norm for path, norm in norms.items() if norm.ndim}
+  depth = max(map(len, stacked.values()), default=0)
+  if not depth:
+    return None
+  values = np.array([np.pad(norm, (0, depth - len(norm)), constant_values=np.nan) for norm in stacked.values()])
+  rows = [path.rpartition('blocks/')[2] for path in stacked]
+  return charts.draw_heat_map(values, rows=rows, xlabel='layer', unit='ratio' if '/' in title else 'L2 norm')

@@ -158,7 +158,7 @@ class Gallery(enum.Enum):
 @dataclasses.dataclass
 class Retrieval(FrozenEvaluation):
   """Recall@1, @5 and @10: the share of images with one of their class among the K nearest by cosine."""
-  implementation: ClassVar[str] = 'vit_jax.evaluate.retrieval:build'
+  implementation: ClassVar[str] = 'vit_jax.evaluate.knn:build_retrieval'
   gallery: Gallery = Gallery.REST  # the images to search
 
   def problems(self, config: Run, name: str) -> Iterator[str]:

@@ -3,11 +3,11 @@
 A mask is stored without loss as one channel of class indices, or as indices into a palette. A mask is resized by the
 nearest neighbor, because a mean of two class indices is another class.
 
-`formats/masks.py` finds the mask of an image. `evaluate/segmentation.py` makes a `MaskedImages`, and
-`evaluate/tokens.py` calls that object for each example. `MaskedImages` resizes an image and covers the result with
-windows of one size. With `resize_px`, the short side is resized to `resize_px`; without it, the image is resized to one
-window, without preserving the aspect ratio. To find the classes of tokens, the mask is resized and cut like the image;
-scores count the pixels of the mask at its stored size.
+`formats/masks.py` finds the mask of an image. `evaluate/segmentation.py` makes a `MaskedImages`, and calls that object
+for each example. `MaskedImages` resizes an image and covers the result with windows of one size. With `resize_px`, the
+short side is resized to `resize_px`; without it, the image is resized to one window, without preserving the aspect
+ratio. To find the classes of tokens, the mask is resized and cut like the image; scores count the pixels of the mask at
+its stored size.
 """
 from __future__ import annotations
 
