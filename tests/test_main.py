@@ -21,7 +21,7 @@ from vit_jax import commands, flag_kinds, main
 from vit_jax.commands import JOBS, Command
 from vit_jax.config import engine, files
 from vit_jax.core.errors import UserError
-from vit_jax.weights import peft_saving, saving
+from vit_jax.weights import peft, saving
 from vit_jax.weights.hints import Reading
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -150,7 +150,7 @@ def test_every_job_takes_the_flags_of_its_entry(name: str) -> None:
 
 def test_the_formats_of_convert_are_those_that_can_be_written() -> None:
   kind = JOBS['convert'].flags['family'].kind
-  assert kind is not None and kind.choices == (*saving.FORMATS, peft_saving.FAMILY)
+  assert kind is not None and kind.choices == (*saving.FORMATS, peft.FAMILY)
 
 
 @pytest.mark.parametrize(('workdirs', 'said'), [

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
   from vit_jax.config.files import list_configs
   from vit_jax.core.errors import UserError
   from vit_jax.recipes.catalog import list_models
-  from vit_jax.weights.catalog import list_weights
+  from vit_jax.weights.published import list_weights
 
 __version__ = '0.1.0'
 __all__ = ('Guess', 'Model', 'UserError', 'list_configs', 'list_models', 'list_weights', 'load')
 _MODULE_BY_NAME = {'Guess': 'api', 'Model': 'api', 'UserError': 'core.errors',
                    'list_configs': 'config.files', 'list_models': 'recipes.catalog',
-                   'list_weights': 'weights.catalog', 'load': 'api'}
+                   'list_weights': 'weights.published', 'load': 'api'}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.weights import made
 from vit_jax import main
-from vit_jax.weights import loading, saving
+from vit_jax.weights import loading, recognize, saving
 
 
 def convert(*words: str) -> int:
@@ -49,12 +49,12 @@ def test_weights_are_read_written_and_told_of(timm: pathlib.Path, tmp_path: path
 
 
 def truncated(path: pathlib.Path) -> None:
-  np.savez(path, **saving.to_tensors(made.network(), 'vision_transformer'))
+  np.savez(path, **recognize.to_tensors(made.network(), 'vision_transformer'))
   path.write_bytes(path.read_bytes()[:5000])
 
 
 def misshapen(path: pathlib.Path) -> None:
-  found = saving.to_tensors(made.network(), 'vision_transformer')
+  found = recognize.to_tensors(made.network(), 'vision_transformer')
   np.savez(path, **found | {'Transformer/encoder_norm/scale': np.ones(31, np.float32)})
 
 

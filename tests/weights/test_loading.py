@@ -11,7 +11,7 @@ from tests.weights import made
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Interpolation, PositionResize
 from vit_jax.core.errors import UserError
-from vit_jax.weights import files, loading, resize, saving, sidecars
+from vit_jax.weights import files, loading, recognize, resize, saving, sidecars
 
 Tensors = dict[str, np.ndarray]
 
@@ -22,7 +22,7 @@ def file(folder: pathlib.Path, found: Tensors, name: str = 'net.safetensors') ->
 
 
 def timm(**changes: object) -> Tensors:
-  return saving.to_tensors(made.network(**changes), 'timm')
+  return recognize.to_tensors(made.network(**changes), 'timm')
 
 
 def test_every_parameter_is_told_of(tmp_path: pathlib.Path) -> None:
@@ -67,7 +67,7 @@ def test_a_missing_tensor_is_an_error_that_names_it(name: str, says: str, tmp_pa
 
 @pytest.mark.slow(reason='4 s: several networks are written and read')
 def test_a_network_with_the_tensors_of_another_is_told_apart_by_its_name_or_warned_of(tmp_path: pathlib.Path) -> None:
-  found = saving.to_tensors(made.network(made.EFFICIENTNET), 'timm')
+  found = recognize.to_tensors(made.network(made.EFFICIENTNET), 'timm')
   warned = loading.load(file(tmp_path, found, 'net.safetensors')).report.warnings
   assert any('it is assumed to be a tf_efficientnet_…' in one for one in warned)
   named = loading.load(file(tmp_path, found, 'tf_efficientnet_b0-0af12548.pth')).report.warnings
@@ -85,7 +85,7 @@ def test_positions_that_are_not_there_are_those_of_big_vision_or_an_error(tmp_pa
   with pytest.raises(UserError, match='expected position embeddings, got none: they are rotary or absent'):
     loading.load(file(tmp_path, found), model='heads=4')
   fixed = made.network(pool=schema.Mean(), positions=schema.SinCos())
-  np.savez(tmp_path / 'a.npz', **saving.to_tensors(fixed, 'big_vision'))
+  np.savez(tmp_path / 'a.npz', **recognize.to_tensors(fixed, 'big_vision'))
   loaded = loading.load(str(tmp_path / 'a.npz'))
   assert loaded.model.positions == schema.SinCos()
   assert 'they are assumed to be fixed (sincos)' in str(loaded.report.warnings)
@@ -119,7 +119,7 @@ def test_heads_that_nothing_tells_are_asked_for(tmp_path: pathlib.Path) -> None:
     loading.load(path, model='gelu=soft')
   said = loading.load(path, model='heads=4,gelu=tanh,norm_eps=1e-5').model
   assert (said.gelu, said.norm.eps) == (Gelu.TANH, 1e-5)
-  np.savez(tmp_path / 'a.npz', **saving.to_tensors(made.network(), 'vision_transformer'))
+  np.savez(tmp_path / 'a.npz', **recognize.to_tensors(made.network(), 'vision_transformer'))
   with pytest.raises(UserError, match='--model=heads: expected 4, as the kernels of the file are split, got 8'):
     loading.load(str(tmp_path / 'a.npz'), model='heads=8')
 

@@ -20,7 +20,8 @@ from vit_jax.config import schema
 from vit_jax.core import documents, trees
 from vit_jax.core.errors import UserError
 from vit_jax.models import adapters
-from vit_jax.weights import files, inference, loading, peft, peft_saving, runs
+from vit_jax.parallel.sharding import FROZEN
+from vit_jax.weights import files, inference, loading, peft, runs, saving
 from vit_jax.weights.network import Weights
 
 GOLDEN = np.load(pathlib.Path(__file__).with_name('golden_peft.npz'))
@@ -148,8 +149,8 @@ def run_of(case: str, where: pathlib.Path, family: str, *, lora: schema.Lora | N
   recipe = inference.eval_recipe(base)
   config = schema.Config(model=base.model, lora=lora or settings(case), image_px=(16, 16),
                          init_from=str(where / 'base'), data=schema.Data(recipe=recipe))
-  runs.write(where / 'run', config, trained, {}, class_names=tuple('abcde'), image_px=(16, 16),
-             frozen={'backbone': base.params['backbone']})
+  runs.write(where / 'run', config, trained, {FROZEN: {'backbone': base.params['backbone']}},
+             class_names=tuple('abcde'), image_px=(16, 16))
   (where / 'run' / 'init.json').write_text(json.dumps({'init_from': {'source': str(where / 'base'), 'family': family}}))
   return where / 'run'
 
@@ -157,7 +158,7 @@ def run_of(case: str, where: pathlib.Path, family: str, *, lora: schema.Lora | N
 @pytest.mark.parametrize('case', ['hf_lora', 'hf_dora', 'timm_dora'])
 def test_a_written_folder_has_the_tensors_of_peft(case: str, tmp_path: pathlib.Path) -> None:
   run = run_of(case, tmp_path, 'huggingface' if case.startswith('hf') else 'timm')
-  path = peft_saving.save(str(run), str(tmp_path / 'written'))
+  path = saving.save_adapters(str(run), str(tmp_path / 'written'))
   got, want = files.read(path / 'adapter_model.safetensors'), part(case, 'adapter')
   assert got.keys() == want.keys()
   for name, x in want.items():
@@ -180,9 +181,9 @@ def test_adapters_of_their_own_for_query_and_value_are_joined_for_timm(
   leaves = {name: (x + .1 * rng.normal(size=x.shape)).astype(np.float32)
             for name, x in trees.flatten(found.trained).items() if 'key' in targets or '/key' not in name}
   shutil.rmtree(run / 'checkpoints')
-  runs.write(run, found.config, trees.unflatten(leaves), {}, class_names=tuple('abcde'), image_px=(16, 16),
-             frozen=found.frozen)
-  path = peft_saving.save(str(run), str(tmp_path / 'written'))
+  runs.write(run, found.config, trees.unflatten(leaves), {FROZEN: found.frozen}, class_names=tuple('abcde'),
+             image_px=(16, 16))
+  path = saving.save_adapters(str(run), str(tmp_path / 'written'))
   low = peft.read(path).layers['blocks.1.attn.qkv']
   assert low.a.shape == (rank, 16) and low.b.shape == (48, rank) and low.scale == pytest.approx(lora.scale)
   assert (low.b[16:32] == 0).all() == ('key' not in targets)
@@ -195,10 +196,10 @@ def test_adapters_of_their_own_for_query_and_value_are_joined_for_timm(
 def test_only_runs_with_adapters_are_written(tmp_path: pathlib.Path) -> None:
   folder('timm_lora', tmp_path)
   with pytest.raises(UserError, match='expected a run with --family=peft, got .*base. Train adapters with'):
-    peft_saving.save(str(tmp_path / 'base'), str(tmp_path / 'written'))
+    saving.save_adapters(str(tmp_path / 'base'), str(tmp_path / 'written'))
   run = run_of_plain(tmp_path)
   with pytest.raises(UserError, match='expected a run that trained adapters, got .*, which trained all weights'):
-    peft_saving.save(str(run), str(tmp_path / 'written'))
+    saving.save_adapters(str(run), str(tmp_path / 'written'))
   assert not (tmp_path / 'written').exists()
 
 
@@ -363,7 +364,7 @@ def test_the_revision_of_weights_on_the_hub_is_read_and_written(tmp_path: pathli
     (own / 'adapter_config.json').write_text(json.dumps({**config, **wanted}))
     assert peft.read(own).base == address
     (run / 'init.json').write_text(json.dumps({'init_from': {'source': address, 'family': 'timm'}}))
-    path = peft_saving.save(str(run), str(tmp_path / 'written'), overwrite=True)
+    path = saving.save_adapters(str(run), str(tmp_path / 'written'), overwrite=True)
     found = json.loads((path / 'adapter_config.json').read_text())
     assert {name: found[name] for name in wanted} == wanted
   (own / 'adapter_config.json').write_text(json.dumps({**config, 'revision': 'v2'}))
@@ -388,7 +389,7 @@ def test_weights_at_a_relative_path_must_be_there(tmp_path: pathlib.Path, monkey
   run = run_of('timm_lora', tmp_path, 'timm')
   (run / 'init.json').write_text(json.dumps({'init_from': {'source': 'base/model.safetensors', 'family': 'timm'}}))
   with pytest.raises(UserError, match='--weights: expected the weights that the run began with at base/model.safetens'):
-    peft_saving.save(str(run), str(tmp_path / 'written'))
+    saving.save_adapters(str(run), str(tmp_path / 'written'))
   monkeypatch.chdir(tmp_path)
-  path = peft_saving.save(str(run), str(tmp_path / 'written'))
+  path = saving.save_adapters(str(run), str(tmp_path / 'written'))
   assert peft.read(path).base == str(tmp_path / 'base' / 'model.safetensors')

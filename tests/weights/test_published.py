@@ -19,7 +19,7 @@ from tests.weights import make_golden_published as golden
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Geometry
 from vit_jax.core.errors import UserError
-from vit_jax.weights import files, hints, infer, inference, loading, preprocess, published, recognize, saving
+from vit_jax.weights import files, hints, infer, inference, loading, preprocess, published, recognize
 from vit_jax.weights.network import Weights
 
 FILE = np.load(pathlib.Path(__file__).with_name('golden_published.npz'))
@@ -168,7 +168,7 @@ def test_a_line_that_cannot_be_understood_is_an_error_of_the_table() -> None:
 def tiny(folder: pathlib.Path, name: str, config: dict[str, Any] | None = None, **changes: Any) -> Weights:
   """Loads a small network of timm with this name, and this config beside it."""
   path = folder / f'{name}.safetensors'
-  files.write_safetensors(path, saving.to_tensors(made.network(**changes), 'timm'))
+  files.write_safetensors(path, recognize.to_tensors(made.network(**changes), 'timm'))
   if config is not None:
     path.with_name('config.json').write_text(json.dumps(config))
   return loading.load(str(path), model='' if config and 'model_args' in config else 'heads=4')
@@ -229,7 +229,7 @@ def test_the_config_of_open_clip_gives_gelu_heads_and_preprocessing(tmp_path: pa
             'preprocess_cfg': {'mean': [.1, .2, .3], 'std': [.4, .5, .6], 'interpolation': 'bilinear',
                                'resize_mode': 'squash'}}
   (tmp_path / 'open_clip_config.json').write_text(json.dumps(config))
-  files.write_safetensors(tmp_path / 'open_clip_model.safetensors', saving.to_tensors(made.network(**CLIP), 'timm'))
+  files.write_safetensors(tmp_path / 'open_clip_model.safetensors', recognize.to_tensors(made.network(**CLIP), 'timm'))
   found = loading.load(str(tmp_path / 'open_clip_model.safetensors'))
   assert isinstance(found.model, schema.ViT) and (found.model.gelu, found.model.heads) == (Gelu.QUICK, 4)
   assert (found.preprocess.mean, found.preprocess.resize_px, found.preprocess.interpolation.value) == (
@@ -250,7 +250,7 @@ def test_networks_with_the_tensors_of_others_are_refused_by_name(tmp_path: pathl
 
 
 def test_names_of_timm_say_nothing_about_the_network_in_files_of_other_programs(tmp_path: pathlib.Path) -> None:
-  found = saving.to_tensors(made.network(), 'vision_transformer')
+  found = recognize.to_tensors(made.network(), 'vision_transformer')
   np.savez(tmp_path / 'vit_base_patch16_clip_224.openai.npz', **found)
   model = loading.load(str(tmp_path / 'vit_base_patch16_clip_224.openai.npz')).model
   assert isinstance(model, schema.ViT) and (model.gelu, model.norm.eps) == (Gelu.TANH, 1e-6)

@@ -14,19 +14,19 @@ from tests.weights import made
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
-from vit_jax.weights import infer, recognize, saving, tables
+from vit_jax.weights import infer, recognize, tables
 
 Tensors = dict[str, np.ndarray]
 
 
 def tensors(family: str, **changes: object) -> Tensors:
-  return saving.to_tensors(made.network(**changes), family)
+  return recognize.to_tensors(made.network(**changes), family)
 
 
 def leaves(found: Tensors) -> Tensors:
   known = recognize.recognize(found)
   taken = tables.read(known.tensors, known.table)
-  assert not taken.left and not taken.problems, (taken.left, taken.problems)
+  assert not taken.unused and not taken.problems, (taken.unused, taken.problems)
   return taken.leaves
 
 
@@ -60,7 +60,7 @@ LINEN = (('MultiHeadDotProductAttention_1', 'MultiHeadDotProductAttention_0'), (
 def test_both_numberings_of_vision_transformer_are_read() -> None:
   found = tensors('vision_transformer')
   assert_equal(found, renamed(found, *LINEN))
-  assert recognize.recognize(renamed(found, *LINEN)).family == 'vision_transformer'
+  assert recognize.recognize(renamed(found, *LINEN)).label == 'vision_transformer'
 
 
 @pytest.mark.parametrize('change', [
@@ -77,7 +77,7 @@ def test_both_numberings_of_vision_transformer_are_read() -> None:
 ], ids=['params', 'optimizer', 'two towers', 'training', 'scan', 'scan with prefix', 'old numbers', 'old map head'])
 def test_all_forms_of_big_vision_are_read(change: Callable[[Tensors], Tensors]) -> None:
   found = tensors('big_vision', pool=schema.Map())
-  assert recognize.recognize(change(found)).family == 'big_vision'
+  assert recognize.recognize(change(found)).label == 'big_vision'
   assert_equal(found, change(found))
 
 
@@ -101,23 +101,23 @@ def test_prefixes_of_pytorch_are_taken_off(change: Callable[[Tensors], Tensors])
   if any('last_layer' in name for name in changed):
     found = {name: x for name, x in found.items() if not name.startswith('head')}
     changed_family = recognize.recognize(changed)
-    assert changed_family.family == 'dino' and len(changed_family.dropped) == 2
+    assert changed_family.label == 'dino' and len(changed_family.dropped) == 2
   assert_equal(found, changed)
 
 
 def test_maes_fine_tuned_files_are_its_own_family() -> None:
   found = recognize.recognize(tensors('timm', pool=schema.Mean(class_token=True), last_norm=schema.LastNorm.POOLED))
-  assert found.family == 'mae' and found.hints.norm_after_pool
+  assert found.label == 'mae' and found.hints.norm_after_pool
   assert {'norm.weight', 'cls_token'} <= found.tensors.keys() and 'fc_norm.weight' not in found.tensors
   without = recognize.recognize(tensors('timm', pool=schema.Mean(), last_norm=schema.LastNorm.POOLED))
-  assert without.family == 'timm' and without.hints.norm_after_pool
+  assert without.label == 'timm' and without.hints.norm_after_pool
 
 
 def test_dinov2s_own_names_are_those_of_timm() -> None:
   found = tensors('timm', registers=3, **{'block.layer_scale': .1}, mlp=schema.SwiGlu(48))
   own = renamed(found, ('reg_token', 'register_tokens'), (r'mlp\.fc1', 'mlp.w12'), (r'mlp\.fc2', 'mlp.w3'))
   own['mask_token'] = np.ones((1, 32), np.float32)
-  assert recognize.recognize(own).family == 'dinov2'
+  assert recognize.recognize(own).label == 'dinov2'
   assert_equal(found, own)
 
 
@@ -146,8 +146,8 @@ def test_each_family_has_its_own_gelu_and_epsilon() -> None:
 
 
 def test_positions_of_a_decoder_that_are_not_maes_are_refused() -> None:
-  found = saving.to_tensors(made.network(num_classes=0, decoder=made.DECODER), 'timm')
-  assert recognize.recognize(found).family == 'mae'
+  found = recognize.to_tensors(made.network(num_classes=0, decoder=made.DECODER), 'timm')
+  assert recognize.recognize(found).label == 'mae'
   found['decoder_pos_embed'] = found['decoder_pos_embed'] + np.float32(.01)
   with pytest.raises(UserError, match='decoder_pos_embed is not the fixed 2-D sine-cosine table of MAE'):
     recognize.recognize(found)

@@ -10,7 +10,7 @@ import pytest
 from tests.weights import made, records_table
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.weights import files, loading, preprocess, published, recognize, saving
+from vit_jax.weights import files, loading, preprocess, published, recognize
 from vit_jax.weights.families import FAMILIES
 from vit_jax.weights.families.record import Clues
 
@@ -59,7 +59,7 @@ def test_the_table_of_the_documentation_is_that_of_the_records() -> None:
 
 def moco(width: int = 384) -> dict[str, np.ndarray]:
   """A checkpoint of MoCo v3 with two blocks: two encoders with heads of three layers, and a predictor of two."""
-  own = saving.to_tensors(made.network(num_classes=0, class_names=(), width=width, heads=12), 'timm')
+  own = recognize.to_tensors(made.network(num_classes=0, class_names=(), width=width, heads=12), 'timm')
   own |= {f'head.{i}.weight': np.ones((4, 4), np.float32) for i in (0, 3, 6)}
   own |= {f'head.{i}.{leaf}': np.ones(4, np.float32) for i in (1, 4, 7) for leaf in ('running_mean', 'running_var')}
   own |= {f'head.{i}.num_batches_tracked': np.ones(1, np.float32) for i in (1, 4, 7)}
@@ -107,10 +107,11 @@ TO_MMPRETRAIN = (  # from timm's names of the same tensors
 def test_a_family_of_another_program_is_a_table_of_names_and_a_record(
     changes: dict[str, object], tmp_path: pathlib.Path) -> None:
   """MMPretrain: `mmpretrain/models/backbones/vision_transformer.py`, `deit.py` and `mmcv/cnn/bricks/transformer.py`."""
-  source = (pathlib.Path(recognize.__file__).parent / 'families' / 'mmpretrain.py').read_text()
-  assert source.count('\n', source.index('TABLE ='), source.index('""")')) <= 15
+  source = (pathlib.Path(recognize.__file__).parent / 'families' / 'vit.py').read_text()
+  start = source.index('MMPRETRAIN_NAMES =')
+  assert source.count('\n', start, source.index('""")', start)) <= 15
   own = made.network(class_names=(), **changes)
-  tensors = saving.to_tensors(own, 'timm')
+  tensors = recognize.to_tensors(own, 'timm')
   for pattern, new in TO_MMPRETRAIN:
     tensors = {re.sub(pattern, new, name): x for name, x in tensors.items()}
   assert 'backbone.layers.1.ffn.layers.0.0.weight' in tensors and 'head.layers.head.bias' in tensors
@@ -126,7 +127,7 @@ def test_a_family_of_another_program_is_a_table_of_names_and_a_record(
     ('backbone.ln2.weight', 'out_type=avg_featmap'), ('head.fc.weight', 'LinearClsHead'),
     ('backbone.pre_norm.weight', 'a CLIP of MMPretrain')])
 def test_what_a_file_of_mmpretrain_does_not_show_is_not_guessed(name: str, says: str, tmp_path: pathlib.Path) -> None:
-  tensors = saving.to_tensors(made.network(), 'timm')
+  tensors = recognize.to_tensors(made.network(), 'timm')
   for pattern, new in TO_MMPRETRAIN:
     tensors = {re.sub(pattern, new, one): x for one, x in tensors.items()}
   files.write_torch(tmp_path / 'a.pth', tensors | {name: np.ones(32, np.float32)})

@@ -8,7 +8,7 @@ from scipy import ndimage
 
 from vit_jax.config.schema import PositionResize
 from vit_jax.models.vit import interpolate
-from vit_jax.weights import published, resize
+from vit_jax.weights import published, recognize, resize
 
 ALIGNED, ANTIALIASED = PositionResize.ALIGNED, PositionResize.BICUBIC_ANTIALIAS
 
@@ -66,8 +66,8 @@ def test_bicubic_is_pillows(old: tuple[int, int], new: tuple[int, int]) -> None:
     ('huggingface', 'facebook/dinov2-base', False, 'bicubic'), ('huggingface', 'x', True, 'bicubic_antialias')])
 def test_the_convention_is_that_of_the_program_that_weights_are_from(
     family: str, name: str, registers: bool, how: str) -> None:
-  assert resize.convention(family, published.find(['weights', name]).hints.position_resize,
-                           has_registers=registers).value == how
+  by_name = published.find(['weights', name]).hints.position_resize
+  assert recognize.position_resize(family, by_name, has_registers=registers).value == how
 
 
 @pytest.mark.parametrize('how', PositionResize)

@@ -16,7 +16,6 @@ from vit_jax.config.schema import Gelu
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.weights import files, loading, text
-from vit_jax.weights.families import text as text_towers
 from vit_jax.weights.text import TextWeights
 
 Tensors = dict[str, np.ndarray]
@@ -45,7 +44,7 @@ def test_vectors_of_texts_are_those_of_transformers(family: str, tmp_path: pathl
 def test_both_readers_together_account_for_every_tensor_once(family: str, tmp_path: pathlib.Path) -> None:
   folder = text_models.write(family, tmp_path)
   image = loading.load(folder)
-  own = text_towers.recognize(text_models.tensors(family))
+  own = text.recognize(text_models.tensors(family))
   scalars = {'logit_scale', 'logit_bias', 'temperature'} & text_models.tensors(family).keys()
   of_text = {line.name for line in image.report.lines if line.rule == 'of the text tower'}
   assert of_text == own.tensors.keys() | scalars

@@ -68,7 +68,7 @@ def test_a_run_without_a_text_tower_is_named(tmp_path: pathlib.Path) -> None:
   params, _ = found.init(jax.random.key(0), {'image': np.zeros((1, 8, 8, 3), np.float32)})
   runs.write(tmp_path / 'run', config, jax.device_get(params), {}, class_names=('a', 'b'), image_px=(8, 8))
   with pytest.raises(UserError, match='got a run without one'):
-    texts.load_alone(str(tmp_path / 'run'))
+    texts.load(str(tmp_path / 'run'))
 
 
 def test_a_run_with_a_text_tower_is_not_written_as_one_of_classes(tmp_path: pathlib.Path) -> None:

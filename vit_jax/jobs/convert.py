@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import logging
 
+from vit_jax.core.errors import UserError
 from vit_jax.jobs import startup
-from vit_jax.weights import inference, loading, peft_saving, saving
+from vit_jax.weights import inference, loading, peft, saving
 from vit_jax.weights.hints import Reading
 
 log = logging.getLogger('vit_jax.jobs')
@@ -22,10 +23,13 @@ def run(weights: str, to: str, *, family: str, reading: Reading, classes: str, o
     family: the format, one of `saving.FORMATS`, or `peft` for the adapters of a run; '' = by the suffix of `to`.
     overwrite: whether to replace a file or folder at `to`.
   """
-  if family == peft_saving.FAMILY:
-    peft_saving.check({**reading._asdict(), 'view': '', 'classes': classes})
+  if family == peft.FAMILY:
+    for name, value in {**reading._asdict(), 'view': '', 'classes': classes}.items():
+      if value:
+        raise UserError(f'--{name}: expected none with --family={peft.FAMILY}, got {value}. Leave it out, as adapters '
+                        'are written as they are in the run.')
     startup.start()
-    path = peft_saving.save(weights, to, view=reading.view, overwrite=overwrite)
+    path = saving.save_adapters(weights, to, view=reading.view, overwrite=overwrite)
     print(f'Written to {path} in the format of PEFT, and read back: the merged weights are those of the run.',
           flush=True)
     return 0

@@ -174,9 +174,9 @@ def _make_models(pattern: str, filters: Filter) -> Table:
 
 
 def _make_weights(pattern: str, filters: Filter) -> Table:
-  from vit_jax.weights import catalog
-  entries = catalog.list_weights(pattern, **filters._asdict())
-  other_names = '; '.join(f'`{other}` ({meaning})' for other, meaning in catalog.PATTERNS)
+  from vit_jax.weights import published
+  entries = published.list_weights(pattern, **filters._asdict())
+  other_names = '; '.join(f'`{other}` ({meaning})' for other, meaning in published.PATTERNS)
   return Table(
       'Published weights', 'Use a name as `--weights=NAME`, `--config.init_from=NAME` or `vit_jax.load(NAME)`; the '
       'file is downloaded once. Licenses are those of the repositories that publish the files, as far as known: check '
@@ -223,8 +223,8 @@ def _describe_no_match(kind: str, pattern: str, filters: Filter) -> str:
   message = f'--{kind}: {globs.no_match(pattern, names)} List all names with vit-jax list --{kind}.'
   if kind != 'weights':
     return message
-  from vit_jax.weights import catalog
-  return f'{message} {catalog.others()}'
+  from vit_jax.weights import published
+  return f'{message} {published.other_names()}'
 
 
 def _millions(number: int) -> str:

@@ -5,6 +5,7 @@ Every change follows a rule, which the report names. A tensor that is unused or 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,36 +70,16 @@ def adapt(weights: Weights, target: Target) -> Adapted:
       the weights and does not.
   """
   leaves = {name: np.asarray(leaf) for name, leaf in trees.flatten(weights.params).items()}
-  wanted = trees.flatten(target.like)
-  numerics = [(f'{target.place}.{name}', *(_plain(setting(m, name)) for m in (weights.model, target.model)))
-              for name in NUMERICS]
-  problems = [f'{name}: expected {a}, as in the weights, got {b}. Set --config.{name}={a}.'
-              for name, a, b in numerics if a is not None and b is not None and a != b]
   lines: list[Line] = []
-  if isinstance(weights.model, schema.ViT) and isinstance(target.model, schema.ViT):
-    leaves, more = _resized(leaves, weights, target.model, target)
+  for step in (_resize_patches, _resize_positions, _change_channels, _grow_mixer, _drop, _drop_norm):
+    leaves, more = step(leaves, weights, target)
     lines += more
-  elif STEM in leaves and STEM in wanted and leaves[STEM].shape != wanted[STEM].shape:
-    leaves, more = _patches(leaves, target.model)
-    lines += more
-  leaves, more = _channels(leaves, wanted)
-  lines += more
-  if isinstance(weights.model, schema.Mixer) and isinstance(target.model, schema.Mixer):
-    leaves, more = _grown(leaves, weights, target)
-    lines += more
-  leaves, more = _dropped(leaves, wanted, weights, target)
-  lines += more
-  keeps_all = target.class_names is None
-  was_pooled, is_pooled = (getattr(m, 'last_norm', None) is LastNorm.POOLED for m in (weights.model, target.model))
-  if was_pooled != is_pooled and not keeps_all:  # one normalizes the mean of the tokens: new, as in MAE's fine-tuning
-    what = 'the mean of the tokens' if is_pooled else 'each token'
-    lines += [Line(name, 'new', f'the run normalizes {what}, the weights do not') for name in leaves
-              if name.startswith(NORM)]
-    leaves = {name: leaf for name, leaf in leaves.items() if not name.startswith(NORM)}
-  lines += [Line(name, 'new', rule) for name in wanted if name not in leaves and not keeps_all
-            for rule in [rule for pattern, rule in NEW if re.fullmatch(pattern, name)][:1]]
-  explained = {line.name for line in lines if line.what == 'new'}
-  needed = trees.unflatten({name: leaf for name, leaf in wanted.items() if name not in explained})
+  wanted = trees.flatten(target.like)
+  if target.class_names is not None:
+    lines += _by_rule('new', NEW, [name for name in wanted if name not in leaves])
+  new = {line.name for line in lines if line.what == 'new'}
+  needed = trees.unflatten({name: leaf for name, leaf in wanted.items() if name not in new})
+  problems = _differing_numerics(weights.model, target)
   if differences := trees.difference(trees.unflatten(leaves), needed, found_name='the weights', wanted_name='the run'):
     problems += [line.strip() for line in tables.listed(differences.splitlines(), most=16)]
     problems.append(_advice(weights.model, target))
@@ -110,91 +91,122 @@ def adapt(weights: Weights, target: Target) -> Adapted:
   return Adapted(trees.unflatten(leaves), weights.state, Report((*taken, *lines)))
 
 
+def _differing_numerics(found: schema.Model, target: Target) -> list[str]:
+  """Returns the problems with settings of `NUMERICS`, of those that both networks have."""
+  problems = []
+  for name in NUMERICS:
+    expected, value = (getattr(x, 'value', x) for x in (setting(found, name), setting(target.model, name)))
+    if expected is not None and value is not None and expected != value:
+      path = f'{target.place}.{name}'
+      problems.append(f'{path}: expected {expected}, as in the weights, got {value}. Set --config.{path}={expected}.')
+  return problems
+
+
 def _advice(found: schema.Model, target: Target) -> str:
   """Returns what to do about tensors of other shapes: the settings of the network that differ from the weights."""
-  changes = [f'--config.{target.place}.{name}={own}' for name in SIZES
-             if (own := setting(found, name)) is not None and own != setting(target.model, name)]
+  changes = [f'--config.{target.place}.{name}={value}' for name in SIZES
+             if (value := setting(found, name)) is not None and value != setting(target.model, name)]
   if type(found) is not type(target.model) or not changes:
     return f'Use weights of the network of this run, or set {target.place} to that of the weights.'
   return f'Use weights of the network of this run, or set {" ".join(changes)}.'
 
 
-def _plain(value: object) -> object:
-  return getattr(value, 'value', value)
+# The steps of `adapt`: each returns the leaves, and a line for each one that it changed
+
+_Changed = tuple[Leaves, list[Line]]
 
 
-def _resized(leaves: Leaves, weights: Weights, model: schema.ViT, target: Target) -> tuple[Leaves, list[Line]]:
-  """Returns the leaves with patch kernel and position embeddings resized for the run's ViT."""
-  assert isinstance(weights.model, schema.ViT)
-  leaves, lines = _patches(leaves, model)
-  old, rows = weights.model, (weights.model.num_first, model.num_first)
-  if not isinstance(model.positions, schema.Learned) or model.positions.at is not schema.PositionsAt.STEM:
-    return _fixed(leaves, model, weights, lines)
-  grids = [(px[0] // s.patch, px[1] // s.patch)
-           for s, px in ((old, weights.preprocess.image_px), (model, target.image_px))]
+def _resize_patches(leaves: Leaves, _: Weights, target: Target) -> _Changed:
+  """Returns the leaves with a patch kernel of the run's patch size, if patches are cut from the image itself."""
+  stem, new = getattr(target.model, 'stem', schema.PatchStem()), getattr(target.model, 'patch', 0)
+  kernel = leaves.get(STEM)
+  if kernel is None or not new or kernel.shape[2] != 3 or kernel.shape[0] == new or not isinstance(
+      stem, schema.PatchStem):
+    return leaves, []
+  rule = f'patches of {kernel.shape[0]} to {new} px, by pseudo-inverse'
+  return {**leaves, STEM: resize.patches(kernel, new)}, [Line(STEM, 'resized', rule)]
+
+
+def _resize_positions(leaves: Leaves, weights: Weights, target: Target) -> _Changed:
+  """Returns the leaves with position embeddings for the grid and the tokens of the run's ViT."""
+  old, new = weights.model, target.model
+  lines: list[Line] = []
+  if not isinstance(old, schema.ViT) or not isinstance(new, schema.ViT):
+    return leaves, []
+  if not isinstance(new.positions, schema.Learned) or new.positions.at is not schema.PositionsAt.STEM:
+    return _drop_fixed_positions(leaves, weights, new)
+  old_grid, new_grid = ((px[0] // model.patch, px[1] // model.patch)
+                        for model, px in ((old, weights.preprocess.image_px), (new, target.image_px)))
   if POSITIONS in leaves:
-    own_grid = infer.grid(leaves[POSITIONS].shape[1] - rows[0], old.patch, weights.preprocess.image_px)
-    first, patches = leaves[POSITIONS][0, :rows[0]], leaves[POSITIONS][0, rows[0]:]
+    tokens, patches = np.split(leaves[POSITIONS][0], [old.num_first])
+    old_grid = infer.grid(len(patches), old.patch, weights.preprocess.image_px)
   elif isinstance(old.positions, SinCos):
-    own_grid, first = grids[0], np.zeros((rows[0], old.width), np.float32)
-    patches = resize.fixed(old.positions, own_grid, old.width)
+    tokens, patches = np.zeros((old.num_first, old.width), np.float32), resize.fixed(old.positions, old_grid, old.width)
     lines.append(Line(POSITIONS, 'resized', f'from the fixed {old.positions.frequencies.value} ones of the weights'))
   else:
-    return leaves, lines
-  how = model.positions.resize
-  more, less = (old.pool, model.pool) if rows[0] > rows[1] else (model.pool, old.pool)
-  tokens = ' and '.join(name for name, is_extra in (
-      ('class token', more.class_token and not less.class_token),
-      ('distillation token', more.distillation and not less.distillation)) if is_extra)
-  rule = [f'without the rows of {tokens}' if rows[0] > rows[1] else f'zeros for {tokens}'] if rows[0] != rows[1] else []
-  if own_grid != grids[1]:
-    patches = resize.positions(patches, own_grid, grids[1], how)
-    rule.append(f'{own_grid[0]} x {own_grid[1]} to {grids[1][0]} x {grids[1][1]} tokens, {how.value}')
-  kept = np.zeros((rows[1], first.shape[1]), np.float32)
-  kept[:min(rows)] = first[:min(rows)]
-  leaves = {**leaves, POSITIONS: np.concatenate([kept, patches])[None]}
-  return leaves, lines + ([Line(POSITIONS, 'resized' if own_grid != grids[1] else 'folded', '; '.join(rule))]
-                          if rule else [])
+    return leaves, []
+  rules = []
+  if old.num_first != new.num_first:
+    is_fewer = new.num_first < old.num_first
+    more, fewer = (old.pool, new.pool) if is_fewer else (new.pool, old.pool)
+    names = ['class token'] if more.class_token and not fewer.class_token else []
+    names += ['distillation token'] if more.distillation and not fewer.distillation else []
+    rules.append(f'{"without the rows of" if is_fewer else "zeros for"} {" and ".join(names)}')
+  if old_grid != new_grid:
+    how = new.positions.resize
+    patches = resize.positions(patches, old_grid, new_grid, how)
+    rules.append(f'{old_grid[0]} x {old_grid[1]} to {new_grid[0]} x {new_grid[1]} tokens, {how.value}')
+  num_kept = min(old.num_first, new.num_first)
+  zeros = np.zeros((new.num_first - num_kept, tokens.shape[1]), np.float32)
+  if rules:
+    lines.append(Line(POSITIONS, 'resized' if old_grid != new_grid else 'folded', '; '.join(rules)))
+  return {**leaves, POSITIONS: np.concatenate([tokens[:num_kept], zeros, patches])[None]}, lines
 
 
-def _fixed(leaves: Leaves, model: schema.ViT, weights: Weights, lines: list[Line]) -> tuple[Leaves, list[Line]]:
+def _drop_fixed_positions(leaves: Leaves, weights: Weights, model: schema.ViT) -> _Changed:
   """Returns the leaves without a position table that equals the run's fixed one; MAE's files contain it."""
   if not isinstance(model.positions, SinCos) or POSITIONS not in leaves:
-    return leaves, lines
+    return leaves, []
   assert isinstance(weights.model, schema.ViT)
   h, w = (px // weights.model.patch for px in weights.preprocess.image_px)
-  table, first = resize.fixed(model.positions, (h, w), model.width), weights.model.num_first
-  own = leaves[POSITIONS][0, first:]
-  if own.shape != table.shape or np.abs(own - table).max() > 1e-4 or np.any(leaves[POSITIONS][0, :first]):
-    return leaves, lines
-  what = f'the same as the fixed {model.positions.frequencies.value} ones of the run'
-  return ({name: leaf for name, leaf in leaves.items() if name != POSITIONS},
-          [*lines, Line(POSITIONS, 'dropped', what)])
-
-
-def _patches(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
-  """Returns the leaves with a patch kernel of the run's patch size, if patches are cut from the image itself."""
-  stem, new = getattr(model, 'stem', schema.PatchStem()), getattr(model, 'patch', 0)
-  kernel = leaves.get(STEM)
-  if kernel is None or kernel.shape[2] != 3 or not isinstance(stem, schema.PatchStem) or kernel.shape[0] == new:
+  table = resize.fixed(model.positions, (h, w), model.width)
+  tokens, patches = np.split(leaves[POSITIONS][0], [weights.model.num_first])
+  if patches.shape != table.shape or np.abs(patches - table).max() > 1e-4 or np.any(tokens):
     return leaves, []
-  return ({**leaves, STEM: resize.patches(kernel, new)},
-          [Line(STEM, 'resized', f'patches of {kernel.shape[0]} to {new} px, by pseudo-inverse')])
+  rule = f'the same as the fixed {model.positions.frequencies.value} ones of the run'
+  return _without(leaves, [Line(POSITIONS, 'dropped', rule)])
 
 
-def _channels(leaves: Leaves, wanted: Leaves) -> tuple[Leaves, list[Line]]:
+def _by_rule(what: str, rules: Sequence[tuple[str, str]], names: Iterable[str]) -> list[Line]:
+  """Returns a line for each name that a rule (pattern, reason) matches, with the reason of the first one."""
+  reasons = {name: [reason for pattern, reason in rules if re.fullmatch(pattern, name)] for name in names}
+  return [Line(name, what, matching[0]) for name, matching in reasons.items() if matching]
+
+
+def _without(leaves: Leaves, lines: list[Line]) -> _Changed:
+  """Returns the leaves without those that the lines name."""
+  names = {line.name for line in lines}
+  return {name: leaf for name, leaf in leaves.items() if name not in names}, lines
+
+
+def _change_channels(leaves: Leaves, _: Weights, target: Target) -> _Changed:
   """Returns the leaves with kernels of RGB images for the channels of the run, if it has others."""
-  found = {name: new.shape[2] for name, leaf in leaves.items() if (new := wanted.get(name)) is not None
-           and leaf.ndim == new.ndim == 4 and leaf.shape[2] == RGB != new.shape[2]
-           and leaf.shape[:2] == new.shape[:2] and leaf.shape[3] == new.shape[3]}
-  return ({**leaves, **{name: resize.channels(leaves[name], num) for name, num in found.items()}},
-          [Line(name, 'resized', '3 channels to 1: their sum' if num == 1 else
-                f'3 channels to {num}: repeated, times 3 / {num}') for name, num in found.items()])
+  changed, lines, wanted = dict(leaves), [], trees.flatten(target.like)
+  for name, leaf in leaves.items():
+    if name not in wanted or not leaf.ndim == wanted[name].ndim == 4:
+      continue
+    *others, num, width = wanted[name].shape
+    if leaf.shape == (*others, RGB, width) and num != RGB:
+      changed[name] = resize.channels(leaf, num)
+      how = '1: their sum' if num == 1 else f'{num}: repeated, times 3 / {num}'
+      lines.append(Line(name, 'resized', f'3 channels to {how}'))
+  return changed, lines
 
 
-def _grown(leaves: Leaves, weights: Weights, target: Target) -> tuple[Leaves, list[Line]]:
+def _grow_mixer(leaves: Leaves, weights: Weights, target: Target) -> _Changed:
   """Returns the leaves of a Mixer for an image whose sides are integer multiples of the original ones."""
-  assert isinstance(weights.model, schema.Mixer) and isinstance(target.model, schema.Mixer)
+  if not isinstance(weights.model, schema.Mixer) or not isinstance(target.model, schema.Mixer):
+    return leaves, []
   grid, new = ((px[0] // model.patch, px[1] // model.patch) for model, px in (
       (weights.model, weights.preprocess.image_px), (target.model, target.image_px)))
   times = new[0] // grid[0], new[1] // grid[1]
@@ -202,15 +214,15 @@ def _grown(leaves: Leaves, weights: Weights, target: Target) -> tuple[Leaves, li
     return leaves, []  # the difference is reported with all others
   backbone = trees.unflatten({name.removeprefix(BACKBONE): leaf for name, leaf in leaves.items()
                               if name.startswith(BACKBONE)})
-  grown = {BACKBONE + name: np.asarray(leaf) for name, leaf in trees.flatten(mixer.grow(backbone, grid, times=times)
-                                                                             ).items()}
+  grown = {BACKBONE + name: np.asarray(leaf)
+           for name, leaf in trees.flatten(mixer.grow(backbone, grid, times=times)).items()}
   rule = f'{times[0]} x {times[1]} copies on the diagonal, for {new[0]} x {new[1]} tokens'
   return {**leaves, **grown}, [Line(name, 'resized', rule) for name in grown if grown[name].shape != leaves[name].shape]
 
 
-def _dropped(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -> tuple[Leaves, list[Line]]:
+def _drop(leaves: Leaves, weights: Weights, target: Target) -> _Changed:
   """Returns the leaves without those that a rule drops for this run."""
-  heads = r'(head|head_dist)(/.*)?'
+  wanted, heads = trees.flatten(target.like), r'(head|head_dist)(/.*)?'
   rules = [(r'decoder/.*|mask_token', 'the run reconstructs no images'),
            (r'((patch_)?projector|aux|predict|text|logits)(/.*)?', 'of another objective'),
            (r'backbone/cls', 'the run pools without a class token'),
@@ -218,21 +230,39 @@ def _dropped(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -
            (r'backbone/pool/.*', 'the run pools without attention'),
            (r'head/pre_logits/.*', 'the run has a linear head' if 'head/kernel' in wanted else 'the run has no head'),
            (heads, 'the run has no head')]
-  lines = [Line(name, 'dropped', next(rule for pattern, rule in rules if re.fullmatch(pattern, name)))
-           for name in leaves if name not in wanted and any(re.fullmatch(p, name) for p, _ in rules)]
-  own = [name for name in wanted if name.startswith(('head/', 'head_dist/'))]
-  keeps_head = target.class_names is None or (weights.class_names == target.class_names and bool(own) and all(
-      name in leaves and leaves[name].shape == wanted[name].shape for name in own))
-  if any(re.fullmatch(heads, name) for name in wanted) and not keeps_head:  # which is incomplete, or of other classes
-    gone = {line.name for line in lines}
+  lines = _by_rule('dropped', rules, [name for name in leaves if name not in wanted])
+  has_head = any(re.fullmatch(heads, name) for name in wanted)
+  if has_head and not _keeps_head(leaves, wanted, weights, target):
     rule = 'a new head: it has another form'
     if not weights.class_names:
       rule = f'a new head: the {weights.num_classes:,} classes of the weights have no names'
     elif target.class_names is not None and weights.class_names != target.class_names:
       rule = f'a new head: {weights.num_classes:,} other classes than the {len(target.class_names):,} of the run'
-    lines += [Line(name, 'dropped', rule) for name in leaves if re.fullmatch(heads, name) and name not in gone]
-  gone = {line.name for line in lines}
-  return {name: leaf for name, leaf in leaves.items() if name not in gone}, lines
+    dropped = {line.name for line in lines}
+    lines += [Line(name, 'dropped', rule) for name in leaves if re.fullmatch(heads, name) and name not in dropped]
+  return _without(leaves, lines)
+
+
+def _keeps_head(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -> bool:
+  """Whether the weights have a complete head of the run's form, and its classes."""
+  if target.class_names is None:
+    return True
+  names = [name for name in wanted if name.startswith(('head/', 'head_dist/'))]
+  has_form = bool(names) and all(name in leaves and leaves[name].shape == wanted[name].shape for name in names)
+  return has_form and weights.class_names == target.class_names
+
+
+def _drop_norm(leaves: Leaves, weights: Weights, target: Target) -> _Changed:
+  """Returns the leaves without the last norm if only one network normalizes the mean of the tokens: it is new then.
+
+  MAE's fine-tuning does so.
+  """
+  was_pooled, is_pooled = (getattr(m, 'last_norm', None) is LastNorm.POOLED for m in (weights.model, target.model))
+  if was_pooled == is_pooled or target.class_names is None:
+    return leaves, []
+  what = 'the mean of the tokens' if is_pooled else 'each token'
+  return _without(leaves, [Line(name, 'new', f'the run normalizes {what}, the weights do not') for name in leaves
+                           if name.startswith(NORM)])
 
 
 def preprocessing_differs(weights: Weights, recipe: schema.Recipe) -> list[str]:

@@ -117,11 +117,7 @@ def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def cache() -> pathlib.Path:
-  """Returns the folder of downloaded files.
-
-  Raises:
-    UserError: there is no home directory.
-  """
+  """Returns the folder of downloaded files. Raises UserError if there is no home directory."""
   try:
     base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
   except RuntimeError as error:
@@ -244,11 +240,8 @@ def _refuse(address: str) -> Any:
 
 
 def _shard_names(index: pathlib.Path) -> list[str]:
-  """Returns the files that an index of shards names; they must be in the folder of the index.
-
-  Raises:
-    UserError: the index is damaged, or names a file in another folder.
-  """
+  """Returns the files that an index of shards names; they must be in the folder of the index. Raises UserError if the
+  index is damaged, or names a file in another folder."""
   content = documents.read(index, expected='an index of shards', advice='Fetch it again.')
   found = sorted({plain_name(name, said=str(index)) for name in content.field('weight_map').object().values()})
   if not 0 < len(found) <= MOST_SHARDS:
@@ -257,11 +250,8 @@ def _shard_names(index: pathlib.Path) -> list[str]:
 
 
 def _inside(name: str) -> pathlib.Path:
-  """Returns the path of a name in the cache.
-
-  Raises:
-    UserError: the path leads out of the cache, for example through a symbolic link.
-  """
+  """Returns the path of a name in the cache. Raises UserError if the path leads out of the cache, for example through a
+  symbolic link."""
   base = cache()
   path = base / name
   try:

@@ -22,7 +22,7 @@ from vit_jax.core.failures import Damaged
 from vit_jax.data.labels import imagenet
 from vit_jax.models import cost
 from vit_jax.record import checkpoint_files, reader
-from vit_jax.weights import addresses, catalog, published
+from vit_jax.weights import addresses, published
 from vit_jax.weights.network import Weights, setting
 
 _OURS = re.compile(r'<!-- card written by vit-jax, SHA-256 of the lines above: ([0-9a-f]{64}) -->\n?\Z')
@@ -65,8 +65,7 @@ def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: b
            f'# {stem}', _about(weights), '## Source',
            f'`{shown_source(weights.source)}` (format: {weights.family}). {how}', *_made(weights.source, weights.step),
            *(f'Note: {one}' for one in weights.report.warnings), '## Images', _images(weights, from_pixels),
-           '## Classes',
-           _classes(weights), '## Use', _use(weights, name, written_as, is_folder, from_pixels),
+           '## Classes', _classes(weights), '## Use', _use(weights, name, written_as, is_folder, from_pixels),
            '## License',
            f'{license}, as stated by the publisher.' if is_stated else
            f'{license}, the license of the source. Check it there.' if license else 'Not stated by the source.',
@@ -180,9 +179,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def find_license(source: str) -> str:
   """The license of weights by their known name, or by the card or config in their folder; '' if it is not known."""
-  if source.removesuffix('.npz') in published.NAMES:
-    name = source.removesuffix('.npz')
-    return next(one.license for one in catalog.list_weights(name) if one.name == name)
+  if (name := source.removesuffix('.npz')) in published.NAMES:
+    return published.rule(name)[0].license
   try:
     folder = addresses.local(source, offline=True)
   except UserError:  # it is not in the cache

@@ -1,4 +1,8 @@
-"""Downloads one address to one file, which is verified under a temporary name and then moved to its path."""
+"""Downloads one address to one file, which is verified under a temporary name and then moved to its path.
+
+`addresses.py` calls `fetch` for files of servers and of Google Storage; those of the Hugging Face hub are fetched by
+`core/hub.py`.
+"""
 from __future__ import annotations
 
 import base64
@@ -32,8 +36,8 @@ SCHEMES = ('http', 'https')
 TIMEOUT_S = 60.  # of waiting for the next bytes
 MOST_BYTES = 64 << 30  # of one file; the largest published ViT takes 12 GB in f32
 _CHUNK = 1 << 20
-_OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO, errno.ENOTDIR,
-            errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.EEXIST)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO,
+                errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.EEXIST)
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -60,26 +64,26 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def is_private(host: str) -> bool:
   """Whether a host is, or has, an address of this machine or of a private or link-local network."""
   try:
-    found = {ipaddress.ip_address(host)}
+    addresses = [ipaddress.ip_address(host)]
   except ValueError:
     try:
-      found = {ipaddress.ip_address(str(one[4][0]).partition('%')[0])
-               for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+      entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)  # (…, (address, port, …))
+      addresses = [ipaddress.ip_address(str(entry[4][0]).partition('%')[0]) for entry in entries]
     except (OSError, ValueError):  # unknown here, as behind a proxy
       return False
-  found = {one.ipv4_mapped or one if isinstance(one, ipaddress.IPv6Address) else one for one in found}
-  return any(not one.is_global for one in found)
+  return any(not (getattr(address, 'ipv4_mapped', None) or address).is_global for address in addresses)
 
 
 def open_address(address: str) -> Any:
   """Returns the response of a server after redirects; `https://NAME:PASSWORD@…` is sent to this server alone."""
   redirects = _Redirects()
   parts = urllib.parse.urlsplit(address)
-  name, at, host = parts.netloc.rpartition('@')
+  user, has_user, host = parts.netloc.rpartition('@')
   request = urllib.request.Request(parts._replace(netloc=host, fragment='').geturl())
-  if at:
-    plain = ':'.join(urllib.parse.unquote(part) for part in (name if ':' in name else f'{name}:').split(':', 1))
-    request.add_unredirected_header('Authorization', f'Basic {base64.b64encode(plain.encode()).decode()}')
+  if has_user:
+    name, _, password = user.partition(':')
+    login = f'{urllib.parse.unquote(name)}:{urllib.parse.unquote(password)}'
+    request.add_unredirected_header('Authorization', f'Basic {base64.b64encode(login.encode()).decode()}')
   response = urllib.request.build_opener(redirects).open(request, timeout=TIMEOUT_S)
   if redirects.tag:
     response.headers['X-Linked-Etag'] = redirects.tag
@@ -102,56 +106,59 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
     UserError: the file cannot be downloaded or written, or is of another kind.
     TemporaryError: the server or the network failed, or the file is truncated or has a wrong checksum.
   """
-  def once(part: pathlib.Path) -> str:
+  shown = _shown(address)
+
+  def download(part: pathlib.Path) -> str:
+    """Writes the content of the address to `part`, and returns how it differs from what the server says."""
     with opener(address) as response, open(part, 'wb') as out:
-      if wrong := _unfit(response.headers, path.parent, most_bytes):
-        raise UserError(f'{_shown(address)}: {wrong}')
+      _check_size(response.headers, path.parent, shown, most_bytes)
       digests = _copy(response, out, path.name, most_bytes)
-      wrong = _wrong(address, response.headers, digests, out.tell())
-    return wrong
+      return _difference(address, response.headers, digests, out.tell())
 
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as part:
-      if wrong := failures.retried(lambda: once(part), f'downloading {_shown(address)}'):
-        raise TemporaryError(f'{_shown(address)}: expected the whole file, got another: {wrong}. Nothing was kept. Try '
+      if difference := failures.retried(lambda: download(part), f'downloading {shown}'):
+        raise TemporaryError(f'{shown}: expected the whole file, got another: {difference}. Nothing was kept. Try '
                              'again.')
-      prove(part, _shown(address))
+      prove(part, shown)
   except (UserError, TemporaryError):
     raise
   except urllib.error.HTTPError as error:
     if error.code == 404:
-      raise FileNotFoundError(f'{_shown(address)} does not exist') from error
+      raise FileNotFoundError(f'{shown} does not exist') from error
     advice = 'Fetch it with your account and give its path.' if error.code in (401, 403) else 'Try again later.'
     raise failures.error_class(error)(
-        f'{_shown(address)}: expected a file, got status {error.code} {_shown(str(error.reason))} from its server. '
-        f'{advice}') from error
+        f'{shown}: expected a file, got status {error.code} {_shown(str(error.reason))} from its server. {advice}'
+    ) from error
   except (http.client.HTTPException, OSError, ValueError) as error:  # ValueError: an invalid address, as with two dots
-    is_cut = isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.InvalidURL)
-    raise (TemporaryError if is_cut else failures.error_class(error))(_unreachable(address, path, error)) from error
+    error_class = failures.error_class(error)
+    if isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.InvalidURL):
+      error_class = TemporaryError  # the connection was cut
+    raise error_class(_unreachable(shown, path, error)) from error
   finally:
     with contextlib.suppress(OSError):
       path.parent.rmdir()  # if it is empty
 
 
-def _unreachable(address: str, path: pathlib.Path, error: Exception) -> str:
-  if isinstance(error, OSError) and not isinstance(error, urllib.error.URLError) and error.errno in _OF_DISK:
+def _unreachable(shown: str, path: pathlib.Path, error: Exception) -> str:
+  """Returns the message that the file at `path` cannot be written, or that an address cannot be reached."""
+  if isinstance(error, OSError) and not isinstance(error, urllib.error.URLError) and error.errno in _DISK_ERRORS:
     return (f'{path}: expected a file that can be written, got "{error.strerror}". Free some space or change the '
             'permissions, or set XDG_CACHE_HOME to another directory.')
   reason = _shown(str(getattr(error, 'reason', None) or error or type(error).__name__))
-  return (f'{_shown(address)}: expected an address that can be reached, got "{reason}". Download the file elsewhere '
+  return (f'{shown}: expected an address that can be reached, got "{reason}". Download the file elsewhere '
           'and pass its path.')
 
 
-def _unfit(headers: Mapping[str, str], folder: pathlib.Path, most_bytes: int) -> str:
-  """Returns why a file of this size is not downloaded; '' if it can be."""
+def _check_size(headers: Mapping[str, str], folder: pathlib.Path, shown: str, most_bytes: int) -> None:
+  """Raises UserError if the server reports a size that is too large, or for which `folder` has no space."""
   length, free = _length(headers), shutil.disk_usage(folder).free
   if length > most_bytes:
-    return f'expected at most {most_bytes:,} bytes, got {length:,}. Use another address.'
+    raise UserError(f'{shown}: expected at most {most_bytes:,} bytes, got {length:,}. Use another address.')
   if length > free:
-    return (f'expected at most the {free / 2**20:,.0f} MiB that are free in {folder}, got {length / 2**20:,.0f} MiB. '
-            'Free some space, or set XDG_CACHE_HOME to another directory.')
-  return ''
+    raise UserError(f'{shown}: expected at most the {free / 2**20:,.0f} MiB that are free in {folder}, got '
+                    f'{length / 2**20:,.0f} MiB. Free some space, or set XDG_CACHE_HOME to another directory.')
 
 
 def _length(headers: Mapping[str, str]) -> int:
@@ -161,36 +168,36 @@ def _length(headers: Mapping[str, str]) -> int:
 
 
 def _copy(response: Any, out: BinaryIO, name: str, most_bytes: int) -> dict[str, bytes]:
-  """Copies in pieces with progress, and returns digests of the bytes. Raises UserError if there are too many."""
-  total = _length(response.headers)
+  """Copies in pieces with progress, and returns the SHA-256 and the MD5 of the bytes, by `sha256` and `md5`. Raises
+  UserError if there are more bytes than the server reports, or than `most_bytes`."""
+  total, num_bytes = _length(response.headers), 0
   hashes = {'sha256': hashlib.sha256(), 'md5': hashlib.md5(usedforsecurity=False)}
-  done, shown = 0, time.monotonic()
+  is_terminal, shown_at = sys.stderr.isatty(), time.monotonic()
   while piece := response.read(_CHUNK):
-    done += len(piece)
-    if done > (total or most_bytes):
+    num_bytes += len(piece)
+    if num_bytes > (total or most_bytes):
       raise UserError(f'{name}: expected at most {total or most_bytes:,} bytes, got more. Use another address.')
     out.write(piece)
-    for one in hashes.values():
-      one.update(piece)
-    if time.monotonic() - shown > (.2 if sys.stderr.isatty() else 10.):
-      shown = time.monotonic()
-      _show(name, done, total)
-  if sys.stderr.isatty() and done > 10 * _CHUNK:
-    _show(name, done, total)
+    for digest in hashes.values():
+      digest.update(piece)
+    if time.monotonic() - shown_at > (.2 if is_terminal else 10.):
+      shown_at = time.monotonic()
+      _show(name, num_bytes, total, is_terminal=is_terminal)
+  if is_terminal and num_bytes > 10 * _CHUNK:
+    _show(name, num_bytes, total, is_terminal=True)
     print(file=sys.stderr)
-  return {kind: one.digest() for kind, one in hashes.items()}
+  return {kind: digest.digest() for kind, digest in hashes.items()}
 
 
-def _show(name: str, done: int, total: int) -> None:
+def _show(name: str, num_bytes: int, total: int, *, is_terminal: bool) -> None:
   """Shows a bar on a terminal, otherwise a line."""
-  share = f' of {total / 2**20:,.0f}' if total else ''
-  bar = f' [{"=" * (30 * done // total):30}]' if total else ''
-  is_terminal = sys.stderr.isatty()
-  print(f'{chr(13) if is_terminal else ""}{name}{bar} {done / 2**20:,.0f}{share} MiB', file=sys.stderr,
-        end='' if is_terminal else '\n', flush=True)
+  text = f'{name} {num_bytes / 2**20:,.0f} MiB'
+  if total:
+    text = f'{name} [{"=" * (30 * num_bytes // total):30}] {num_bytes / 2**20:,.0f} of {total / 2**20:,.0f} MiB'
+  print(f'\r{text}' if is_terminal else text, file=sys.stderr, end='' if is_terminal else '\n', flush=True)
 
 
-def _wrong(address: str, headers: Mapping[str, str], digests: Mapping[str, bytes], size: int) -> str:
+def _difference(address: str, headers: Mapping[str, str], digests: Mapping[str, bytes], size: int) -> str:
   """Returns how a download differs from the size and checksums in its headers and its name; '' if it does not."""
   length = _length(headers) or size
   if size != length:

@@ -167,25 +167,29 @@ def _is_torch(archive: zipfile.ZipFile, said: str) -> bool:
   raise UserError(f'{said}: expected a weight file ({KINDS}), got a zip of {shown}. Give the weight file in it.')
 
 
+_TEXTS = {
+    (b'<!doctype', b'<html', b'<head', b'<?xml'):
+        'a web page, as a server sends it for a file that is missing or not public',
+    (b'version https://git-lfs',): 'a pointer of Git LFS; fetch the file itself with `git lfs pull`',
+    (b'{', b'['): 'JSON'}
+_BINARIES = {
+    b'\x93NUMPY': 'a single NumPy array', b'\x89HDF': 'HDF5, as Keras writes it',
+    b'GGUF': 'GGUF, whose weights are quantized; use those from before the quantization',
+    b'\x1f\x8b': 'a file compressed by gzip'}
+"""Files that hold no weights by their first bytes; those of `_TEXTS` in lower case and without space before them."""
+
+
 def describe(start: bytes, size: int) -> str:
   """Returns a description of a file that holds no weights, detected from its first bytes."""
-  text = start.lstrip(b'\xef\xbb\xbf \t\r\n').lower()
   if not size:
     return 'an empty file'
-  if text.startswith((b'<!doctype', b'<html', b'<head', b'<?xml')):
-    return 'a web page, as a server sends it for a file that is missing or not public'
-  if text.startswith(b'version https://git-lfs'):
-    return 'a pointer of Git LFS; fetch the file itself with `git lfs pull`'
-  if text.startswith((b'{', b'[')):
-    return 'JSON'
-  if start.startswith(b'\x93NUMPY'):
-    return 'a single NumPy array'
-  if start.startswith(b'\x89HDF'):
-    return 'HDF5, as Keras writes it'
-  if start.startswith(b'GGUF'):
-    return 'GGUF, whose weights are quantized; use those from before the quantization'
-  if start.startswith(b'\x1f\x8b'):
-    return 'a file compressed by gzip'
+  text = start.lstrip(b'\xef\xbb\xbf \t\r\n').lower()
+  for prefixes, what in _TEXTS.items():
+    if text.startswith(prefixes):
+      return what
+  for prefix, what in _BINARIES.items():
+    if start.startswith(prefix):
+      return what
   with contextlib.suppress(UnicodeDecodeError):
     return f'text: {" ".join(start[:400].decode().split())[:60]!r}'
   return f'{size:,} bytes that begin with {start[:8]!r}'

@@ -2,12 +2,13 @@
 
 A program gives its class token a row or not, whatever the number of rows is: 225 rows are a class token and 14 x 16
 patches in one network, and 15 x 15 patches in another. What the program does not decide, the size of images does: from
-`--model=image`, a config beside the file, or its published name. Without it a square is assumed, and said.
+`--model=image`, a config beside the file, or its published name. Without it a square is assumed, and the report says
+so.
 """
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,98 +25,103 @@ TOKENS, NONE, ALL = 'tokens', 'none', 'all'
 _POSITIONS, _REGISTERS = 'backbone/positions', 'backbone/registers'
 
 
-class Sizes(NamedTuple):
-  """Sizes of images, (height, width) in px, for which positions may be.
-
-  given: by `--model=image`; they must be for it.
-  known: from configs and names, the first one that fits counts.
-  """
-  given: tuple[int, int] | None = None
-  known: tuple[tuple[int, int], ...] = ()
-
-
 class Placed(NamedTuple):
-  """Leaves with positions in our form, what was changed, the size of the images, and a sentence on what was assumed."""
+  """Leaves with positions in our form.
+
+  lines: what was changed.
+  image_px: (height, width) of the images that the positions are for; None = the network has no table of positions.
+  note: a sentence on what was assumed; '' = nothing.
+  """
   leaves: Leaves
   lines: tuple[Line, ...] = ()
   image_px: tuple[int, int] | None = None
   note: str = ''
 
 
-def place(leaves: Leaves, model: schema.Model, sizes: Sizes, first: Sequence[str]) -> Placed:
+def place(leaves: Leaves, model: schema.Model, first_rows: Sequence[str], *, given_px: tuple[int, int] | None,
+          known_px: Sequence[tuple[int, int]]) -> Placed:
   """Returns leaves with one row of positions for each class and distillation token, and none for registers.
 
   Args:
     leaves: with positions as in the file.
     model: settings of the network.
-    sizes: of images.
-    first: rows before those of the patches that networks of this program have; several where its networks differ.
+    first_rows: rows before those of the patches that networks of this program have, such as `TOKENS`; several where
+      its networks differ.
+    given_px: of `--model=image`; positions that are for another size are an error.
+    known_px: from configs and names; the first one that fits counts.
 
   Raises:
     UserError: nothing decides where patches lie, or they cannot be for the given size.
   """
   if isinstance(model, schema.Mixer):
-    tokens = leaves['backbone/blocks/tokens/up/kernel'].shape[1]
-    _, grid, note = _find(tokens, {NONE: 0}, model.patch, sizes)
-    return Placed(leaves, (), (grid[0] * model.patch, grid[1] * model.patch), note)
+    num_tokens = leaves['backbone/blocks/tokens/up/kernel'].shape[1]
+    grid = _find(num_tokens, {NONE: 0}, {NONE: 0}, model.patch, given_px, known_px)
+    return Placed(leaves, image_px=grid.image_px, note=grid.note)
   if not isinstance(model, schema.ViT) or not model.positions.has_rows or _POSITIONS not in leaves:
     return Placed(leaves)
-  own = model.num_first
-  counts = {TOKENS: own, NONE: 0, ALL: own + model.registers}
-  usual = {kind: counts[kind] for kind in first}
-  count, grid, note = _find(leaves[_POSITIONS].shape[1], usual, model.patch, sizes, also=counts.values())
-  image_px = grid[0] * model.patch, grid[1] * model.patch
-  if count == own:
-    return Placed(leaves, (), image_px, note)
-  table = leaves[_POSITIONS]
-  if not count:
-    padded = np.concatenate([np.zeros((1, own, table.shape[2]), table.dtype), table], axis=1)
-    line = Line(_POSITIONS, 'folded', f'the file has none for the first {own}: zeros')
-    return Placed({**leaves, _POSITIONS: padded}, (line,), image_px, note)
-  if leaves[_REGISTERS].shape[1:] != (count - own, table.shape[2]):
-    return Placed(leaves, (), image_px, note)  # of two networks: the difference of their widths is reported
-  kept = np.concatenate([table[:, :own], table[:, count:]], axis=1)
-  added = {_POSITIONS: kept, _REGISTERS: leaves[_REGISTERS] + table[:, own:count]}
-  return Placed({**leaves, **added}, (Line(_REGISTERS, 'folded', 'their positions are added to them'),), image_px, note)
+  counts = {TOKENS: model.num_first, NONE: 0, ALL: model.num_first + model.registers}
+  positions = leaves[_POSITIONS]
+  usual = {rows: counts[rows] for rows in first_rows}
+  grid = _find(positions.shape[1], usual, counts, model.patch, given_px, known_px)
+  changed = leaves
+  lines: tuple[Line, ...] = ()
+  if model.num_first and not grid.num_first:
+    zeros = np.zeros((1, model.num_first, positions.shape[2]), positions.dtype)
+    changed = {**leaves, _POSITIONS: np.concatenate([zeros, positions], axis=1)}
+    lines = (Line(_POSITIONS, 'folded', f'the file has none for the first {model.num_first}: zeros'),)
+  elif grid.num_first != model.num_first:
+    tokens, registers, patches = np.split(positions, [model.num_first, grid.num_first], axis=1)
+    if registers.shape[1:] == leaves[_REGISTERS].shape[1:]:  # else of two networks, and their widths are reported
+      changed = {**leaves, _POSITIONS: np.concatenate([tokens, patches], axis=1),
+                 _REGISTERS: leaves[_REGISTERS] + registers}
+      lines = (Line(_REGISTERS, 'folded', 'their positions are added to them'),)
+  return Placed(changed, lines, grid.image_px, grid.note)
 
 
-def _find(rows: int, counts: dict[str, int], patch: int, sizes: Sizes, also: Iterable[int] = ()
-          ) -> tuple[int, tuple[int, int], str]:
-  """Returns the number of rows before those of patches, the grid (h, w) of patches, and what was assumed.
+class _Grid(NamedTuple):
+  """Where the patches of a table lie: after `num_first` other rows, for images of `image_px`; `note` as in `Placed`."""
+  num_first: int
+  image_px: tuple[int, int]
+  note: str = ''
+
+
+def _find(num_rows: int, usual: Mapping[str, int], possible: Mapping[str, int], patch: int,
+          given_px: tuple[int, int] | None, known_px: Sequence[tuple[int, int]]) -> _Grid:
+  """Returns where the patches of a table lie.
 
   Args:
-    rows: of the table.
-    counts: of rows before those of patches that are usual, by their kind.
+    num_rows: of the table.
+    usual: numbers of rows before those of patches in networks of the program, by their kind (`TOKENS` …).
+    possible: those and others, which only a known size of images can show.
     patch: side of a patch, px.
-    sizes: of images.
-    also: other counts, which a known size can show.
+    given_px, known_px: see `place`.
   """
-  numbers = {count: rows - count for count in counts.values() if rows > count}
-  for px in (*([sizes.given] if sizes.given else []), *sizes.known):
-    grid = px[0] // patch, px[1] // patch
-    if fits := [count for count in (*numbers, *also) if rows - count == grid[0] * grid[1] > 0]:
-      return fits[0], grid, ''
-    if px == sizes.given:
-      raise UserError(f'--model=image: expected the size of images for its {_described(rows, numbers)}, got '
-                      f'{px[0]}x{px[1]}, which has {grid[0]} x {grid[1]} patches of {patch} px. Correct it.')
-  squares = [count for count, number in numbers.items() if math.isqrt(number)**2 == number]
-  usual = counts.get(TOKENS)
-  if len(squares) > 1 and usual in squares:
-    squares = [usual]
-  if len(squares) != 1 or usual not in (None, squares[0]):
-    raise UserError(f'--model=image: expected the size of images for its {_described(rows, numbers)}, got none: '
-                    'neither a config nor a name that fits. Set --model=image=HEIGHTxWIDTH, px; patches have '
+  num_patches = {num_first: num_rows - num_first for num_first in usual.values() if num_rows > num_first}
+  for height, width in (*([given_px] if given_px else []), *known_px):
+    rows, columns = height // patch, width // patch
+    for num_first in (*num_patches, *possible.values()):
+      if num_rows - num_first == rows * columns > 0:
+        return _Grid(num_first, (rows * patch, columns * patch))
+    if (height, width) == given_px:
+      raise UserError(f'--model=image: expected the size of images for its {_described(num_rows, num_patches)}, got '
+                      f'{height}x{width}, which has {rows} x {columns} patches of {patch} px. Correct it.')
+  squares = [num_first for num_first, number in num_patches.items() if math.isqrt(number)**2 == number]
+  if usual.get(TOKENS) in squares:
+    squares = [usual[TOKENS]]
+  if len(squares) != 1 or usual.get(TOKENS, squares[0]) != squares[0]:
+    raise UserError(f'--model=image: expected the size of images for its {_described(num_rows, num_patches)}, got '
+                    'none: neither a config nor a name that fits. Set --model=image=HEIGHTxWIDTH, px; patches have '
                     f'{patch} px.')
-  side = math.isqrt(numbers[squares[0]])
+  side = math.isqrt(num_patches[squares[0]])
   if side * patch > MOST_PX:
     raise UserError(f'--model=image: expected images of at most {MOST_PX:,} px, got {side * patch:,} px for its '
-                    f'{_described(rows, numbers)}. Use other weights.')
-  note = (f'Positions: {numbers[squares[0]]:,} patches are assumed to be a square, {side} x {side}. If they are not, '
-          'set --model=image=HEIGHTxWIDTH.')
-  return squares[0], (side, side), note
+                    f'{_described(num_rows, num_patches)}. Use other weights.')
+  return _Grid(squares[0], (side * patch, side * patch), (
+      f'Positions: {side * side:,} patches are assumed to be a square, {side} x {side}. If they are not, set '
+      '--model=image=HEIGHTxWIDTH.'))
 
 
-def _described(rows: int, numbers: dict[int, int]) -> str:
-  """Returns how many rows are those of patches, for each way to read them."""
-  ways = [f'{count} + {number:,}' if count else f'{number:,}' for count, number in numbers.items()]
-  return f'{rows:,} rows of positions ({" or ".join(ways)} patches)'
+def _described(num_rows: int, num_patches: Mapping[int, int]) -> str:
+  """Returns how many rows are those of patches, such as `197 rows of positions (1 + 196 patches)`."""
+  ways = [f'{num_first} + {number:,}' if num_first else f'{number:,}' for num_first, number in num_patches.items()]
+  return f'{num_rows:,} rows of positions ({" or ".join(ways)} patches)'

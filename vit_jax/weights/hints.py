@@ -55,11 +55,8 @@ class Hints(NamedTuple):
 
   def with_fallback(self, other: Hints) -> Hints:
     """Returns these hints, with unknown values replaced by those of `other`."""
-    return Hints(self.heads or other.heads, self.decoder_heads or other.decoder_heads, self.gelu or other.gelu,
-                 self.norm_eps or other.norm_eps, self.image_px or other.image_px,
-                 self.position_resize or other.position_resize, self.pool or other.pool,
-                 self.norm_after_pool or other.norm_after_pool, {**other.settings, **self.settings},
-                 self.timm_pool or other.timm_pool)
+    known = Hints._make(own or fallback for own, fallback in zip(self, other, strict=True))
+    return known._replace(settings={**other.settings, **self.settings}, heads_width=0)
 
   def of_width(self, width: int) -> Hints:
     """Returns the hints for a network of this width, without the heads if they are those of another one."""
@@ -116,11 +113,7 @@ def pool_word(pool: schema.PoolSettings) -> str:
 
 
 def parse_whole(flag: str, name: str, text: str, low: int, high: int) -> int:
-  """Parses a whole number of a flag such as `--model=heads=6`; 0 for ''.
-
-  Raises:
-    UserError: the text is not a whole number, or is out of range.
-  """
+  """Parses a whole number from `low` to `high` of a flag such as `--model=heads=6`; 0 for ''. Raises UserError."""
   if not text:
     return 0
   if not re.fullmatch(r'[0-9]{1,9}', text) or not low <= int(text) <= high:

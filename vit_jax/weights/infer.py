@@ -237,33 +237,26 @@ def fitted(leaves: Leaves, shapes: Mapping[str, Any]) -> Leaves:
 
   `shapes` are those of the network. A leaf that is not its matrix with joined heads stays as it is.
   """
-  found = dict(leaves)
+  split = dict(leaves)
   for name, leaf in leaves.items():
-    if name not in shapes or not (layer := re.search(r'(?:^|/)attn/(query|key|value|out)/(kernel|bias)$', name)):
-      continue
-    shape = shapes[name].shape
-    if layer[1] != 'out':  # [..., A, K]
-      joined = (*shape[:-2], math.prod(shape[-2:]))
-    elif layer[2] == 'kernel':  # [..., A, K, D]
-      joined = (*shape[:-3], math.prod(shape[-3:-1]), *shape[-1:])
-    else:
-      continue
-    if leaf.shape == joined:
-      found[name] = leaf.reshape(shape)
-  return found
+    if name in shapes and leaf.shape == _with_joined_heads(name, shapes[name].shape):
+      split[name] = leaf.reshape(shapes[name].shape)
+  return split
 
 
 def without_heads(leaves: Leaves) -> Leaves:
   """Returns the leaves with attention kernels as matrices `[…, D, A K]`, as in PyTorch."""
-  found = {}
-  for name, leaf in leaves.items():
-    place = re.fullmatch(r'(.*/)?attn/(query|key|value|out)/(kernel|bias)', name)
-    if place and place[2] != 'out':
-      leaf = leaf.reshape(*leaf.shape[:-2], -1)
-    elif place and place[3] == 'kernel':
-      leaf = leaf.reshape(*leaf.shape[:-3], -1, leaf.shape[-1])
-    found[name] = leaf
-  return found
+  return {name: leaf.reshape(_with_joined_heads(name, leaf.shape)) for name, leaf in leaves.items()}
+
+
+def _with_joined_heads(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+  """Returns the shape of a leaf with heads A and channels K of attention as one axis, such as `[…, D, A K]`."""
+  layer = re.search(r'(?:^|/)attn/(query|key|value|out)/(kernel|bias)$', name)
+  if layer and layer[1] != 'out':  # [..., A, K]
+    return (*shape[:-2], math.prod(shape[-2:]))
+  if layer and layer[2] == 'kernel':  # [..., A, K, D]
+    return (*shape[:-3], math.prod(shape[-3:-1]), shape[-1])
+  return shape
 
 
 def grid(num_tokens: int, patch: int, image_px: tuple[int, int] | None) -> tuple[int, int]:

@@ -122,11 +122,9 @@ def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:
 
 def _with_defaults(model: schema.Model) -> schema.Model:
   """Returns a network with the defaults of its class; a setting without a default keeps its value."""
-  defaults: dict[str, Any] = {
-      field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-      for field in dataclasses.fields(model)
-      if field.init and (field.default, field.default_factory) != (dataclasses.MISSING,) * 2}
-  return dataclasses.replace(model, **defaults)
+  required = {field.name: getattr(model, field.name) for field in dataclasses.fields(model) if field.init
+              and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING}
+  return type(model)(**required)
 
 
 def _started(config: schema.Config, workdir: storage.Path) -> schema.Config | None:

@@ -117,11 +117,8 @@ def _from_weights(found: Weights, config: schema.Config, program: Program, class
 
 def _network(name: str, begin: Begin, config: schema.Config, program: Program,
              class_names: tuple[str, ...]) -> InitArrays:
-  """Returns a network that the objective has beside the trained one, such as a teacher; it is part of `extra`.
-
-  Raises:
-    UserError: the weights do not fit, or lack a head that the network has.
-  """
+  """Returns a network that the objective has beside the trained one, such as a teacher; it is part of `extra`. Raises
+  UserError if the weights do not fit, or lack a head that the network has."""
   found = loading.load(begin.weights, view=begin.view, first=begin.first)
   log.info('%s: %s', name.capitalize(), loading.text(found))
   usual = found.preprocess.mean, found.preprocess.std
@@ -156,7 +153,7 @@ def _text_tower(name: str, begin: Begin, config: schema.Config, program: Program
   """Returns a trained text tower; with scale and bias of the logits, if both towers are of the same weights."""
   where = begin.weights
   from vit_jax.weights import text as texts  # only here: few runs have a text tower
-  found = texts.load_alone(where)
+  found = texts.load(where)
   log.info('%s', texts.describe(found))
   shapes = program.abstract_state
   wanted = with_frozen(shapes.params, shapes.extra)

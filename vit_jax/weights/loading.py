@@ -30,13 +30,13 @@ from vit_jax.weights import (
   published,
   recognize,
   resize,
-  rotary,
   runs,
   sidecars,
   tables,
 )
 from vit_jax.weights import hints as model_hints
 from vit_jax.weights import preprocess as preparing
+from vit_jax.weights.families import rotary
 from vit_jax.weights.families.record import Clues
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.infer import Leaves
@@ -66,26 +66,29 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', f
   """
   explicit, hints = preparing.parse(preprocess), model_hints.parse(model)
   path, shown = addresses.local(where), redacted(where)
-  found = (_of_run(shown, runs.read(path, view=view, first=first), explicit, hints) if runs.is_run(path) else
-           _of_files(path, shown, explicit, hints, view, allow_download))
-  if not allow_nonfinite and (bad := _not_finite(trees.flatten(found.params) | trees.flatten(found.state))):
-    raise UserError(f'--weights={where}: expected weights with finite values, got {bad}. Use other weights, such as an '
-                    'earlier checkpoint, or add --allow_nonfinite to use these.')
-  return found._replace(given=where)
+  if runs.is_run(path):
+    weights = _of_run(shown, runs.read(path, view=view, first=first), explicit, hints)
+  else:
+    weights = _of_files(path, shown, explicit, hints, view=view, allow_download=allow_download)
+  nonfinite = _not_finite(trees.flatten(weights.params) | trees.flatten(weights.state))
+  if nonfinite and not allow_nonfinite:
+    raise UserError(f'--weights={where}: expected weights with finite values, got {nonfinite}. Use other weights, such '
+                    'as an earlier checkpoint, or add --allow_nonfinite to use these.')
+  return weights._replace(given=where)
 
 
-def _of_files(path: pathlib.Path, where: str, explicit: list[preparing.PreprocessRule], hints: Hints, view: str,
+def _of_files(path: pathlib.Path, where: str, explicit: list[preparing.PreprocessRule], hints: Hints, *, view: str,
               allow_download: bool) -> Weights:
+  """Returns weights from a file, the folder of a model, or one of adapters; for the arguments see `_of_tensors`."""
   adapter = peft.read(path) if peft.is_adapter(path) else None
-  shards = addresses.weight_files(
-      peft.resolve(adapter, where, allow_download=allow_download) if adapter else path)
+  shards = addresses.weight_files(peft.resolve(adapter, where, allow_download=allow_download) if adapter else path)
   content = read(shards, view)
   try:
     if not adapter:
       return _of_tensors(content, shards[0], where, explicit, hints)
     merged = content._replace(tensors=peft.merge(content.tensors, adapter))
-    found = _of_tensors(merged, shards[0], where, [*explicit, *adapter.rules], hints)
-    return found._replace(class_names=adapter.class_names or found.class_names)
+    weights = _of_tensors(merged, shards[0], where, [*explicit, *adapter.rules], hints)
+    return weights._replace(class_names=adapter.class_names or weights.class_names)
   except UserError as error:
     raise UserError(f'{where} cannot be used: {error}') from None
 
@@ -97,13 +100,12 @@ def read(shards: Sequence[pathlib.Path], view: str = '') -> files.Content:
   tensors: dict[str, HostArray] = {}
   for shard in shards:
     more = files.read(shard)
-    if twice := sorted(tensors.keys() & more.keys()):
-      raise UserError(f'{shard}: expected tensors that no other shard has, got {len(twice):,} of an earlier one, '
-                      f'such as {twice[0]}. Fetch all files of the model again.')
+    if duplicates := sorted(tensors.keys() & more.keys()):
+      raise UserError(f'{shard}: expected tensors that no other shard has, got {len(duplicates):,} of an earlier one, '
+                      f'such as {duplicates[0]}. Fetch all files of the model again.')
     tensors |= more
-  found = branches.choose(tensors, recognize.is_known, view)
-  kept = {new: tensors[name] for new, name in found.names.items()}
-  return files.Content(kept, found)
+  chosen = branches.choose(tensors, recognize.is_known, view)
+  return files.Content({new: tensors[name] for new, name in chosen.names.items()}, chosen)
 
 
 def text(weights: Weights) -> str:
@@ -118,58 +120,62 @@ def text(weights: Weights) -> str:
 
 def _of_tensors(content: files.Content, path: pathlib.Path, where: str, explicit: list[preparing.PreprocessRule],
                 hints: Hints) -> Weights:
-  """Returns weights from the named tensors of a network in a file."""
-  sidecar, known = sidecars.read(path), recognize.recognize(content.tensors)
-  named = published.find((sidecar.architecture, str(path), where))
-  found = tables.read(known.tensors, known.table)
-  named_hints = named.hints.of_width(found.leaves.get('backbone/blocks/norm1/scale', np.zeros(1)).shape[-1])
-  if known.family in ('vision_transformer', 'big_vision', 'bit'):  # files of programs that have these settings
-    named_hints = Hints()
+  """Returns weights from the named tensors of a network in the file `path`, beside which sidecars are looked for.
+
+  `where` is for messages and reports; `explicit` are the rules of `--preprocess` and of adapters, `hints` are of
+  `--model`.
+  """
+  sidecar, family = sidecars.read(path), recognize.recognize(content.tensors)
+  by_name = published.find((sidecar.architecture, str(path), where))
+  match = tables.read(family.tensors, family.table)
   given_px = hints.image_px
-  hints = hints.with_fallback(sidecar.hints).with_fallback(named_hints._replace(position_resize=None))
-  has_gelu = hints.gelu is not None
-  hints = hints.with_fallback(known.hints).with_fallback(Hints(
-      position_resize=resize.convention(known.family, named_hints.position_resize,
-                                        has_registers='backbone/registers' in found.leaves),
-      pool=infer.pool_of_timm(hints.timm_pool, found.leaves)))
-  _check_all_used(found, content.chosen.path, known.family)
-  _check_rgb(found.leaves)
-  model = infer.model(found.leaves, hints)
-  said = (sidecar.architecture, path.name, where)
-  clues = Clues(tuple(one.rpartition('/')[2].lower() for one in said), sidecar != Known(), has_gelu)
-  unsure = [*known.warn(model, clues), *_fixed_positions(model, found.leaves, known.family),
-            *_guessed_pool(model, found.leaves, hints)]
-  decoder = infer.decoder(found.leaves, hints)
-  named_px = [rule.values['image_px'] for rule in named.rules if 'image_px' in rule.values]
-  known_px = [*([hints.image_px] if hints.image_px else []), *named_px]
-  leaves, lines, own_px, assumed = grids.place(found.leaves, model, grids.Sizes(given_px, tuple(known_px)), known.first)
-  head, num_classes = _head(leaves)
+  name_hints = by_name.hints.of_width(match.leaves.get('backbone/blocks/norm1/scale', np.zeros(1)).shape[-1])
+  if family.label in ('vision_transformer', 'big_vision', 'bit'):  # files of programs that have these settings
+    name_hints = Hints()
+  hints = hints.with_fallback(sidecar.hints).with_fallback(name_hints._replace(position_resize=None))
+  clues = Clues(tuple(name.rpartition('/')[2].lower() for name in (sidecar.architecture, path.name, where)),
+                has_config=sidecar != Known(), has_gelu=hints.gelu is not None)
+  hints = hints.with_fallback(family.hints).with_fallback(Hints(
+      position_resize=recognize.position_resize(family.label, name_hints.position_resize,
+                                                has_registers='backbone/registers' in match.leaves),
+      pool=infer.pool_of_timm(hints.timm_pool, match.leaves)))
+  _check_all_used(match, content.chosen.path, family.label)
+  _check_rgb(match.leaves)
+  model = infer.model(match.leaves, hints)
+  warnings = [*family.warn(model, clues), *_fixed_positions(model, match.leaves, family.label),
+              *_guessed_pool(model, match.leaves, hints)]
+  decoder = infer.decoder(match.leaves, hints)
+  known_px = [hints.image_px] if hints.image_px else []
+  known_px += [rule.values['image_px'] for rule in by_name.rules if 'image_px' in rule.values]
+  placed = grids.place(match.leaves, model, family.first_rows, given_px=given_px, known_px=known_px)
   if isinstance(model, schema.EfficientNet) and not hints.image_px:
     hints = hints._replace(image_px=infer.efficientnet_px(model))
-  image_px = own_px or hints.image_px or (224, 224)
-  wanted = expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in leaves)
-  leaves = infer.fitted(leaves, trees.flatten(wanted))
+  image_px = placed.image_px or hints.image_px or (224, 224)
+  head, num_classes = _head(placed.leaves)
+  wanted = expected(model, head, num_classes, decoder, image_px, with_dist='head_dist/kernel' in placed.leaves)
+  leaves = infer.fitted(placed.leaves, trees.flatten(wanted))
   if differences := trees.difference(trees.unflatten(leaves), wanted, found_name='the file', wanted_name='the network'):
     raise UserError('the tensors do not make a complete network:\n' + '\n'.join(tables.listed(
         line.strip() for line in differences.splitlines())))
-  leaves = rotary.reordered(leaves, rotary.order(model))
-  rules = [*explicit, *sidecar.rules, *named.rules]
+  leaves = rotary.reordered(leaves, model)
+  rules = [*explicit, *sidecar.rules, *by_name.rules]
   rules += [preparing.PreprocessRule('its size', {'image_px': hints.image_px})] if hints.image_px else []
-  decided, warnings = preparing.decide(rules, usual=recognize.usual(known.family), own_px=own_px)
-  names, more = _names(sidecar.class_names, num_classes)
-  taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
-  chosen = content.chosen
+  preprocess, guesses = preparing.decide(rules, usual=recognize.usual(family.label), own_px=placed.image_px)
+  class_names, ignored = _names(sidecar.class_names, num_classes)
+  chosen, changed = content.chosen, {line.name for line in placed.lines}
+  lines = [*(Line(name, 'taken') for name in leaves if name not in changed), *placed.lines, *family.dropped]
+  lines += [Line(name, 'dropped', f'beside the network {chosen.path} of the file') for name in chosen.beside]
   several = (f'Network: {chosen.path or "the one without a name"}, of several in the file. '
              f'--view={" or ".join(chosen.others)} reads another.') if chosen.others else ''
-  notes = tuple(filter(None, [several, assumed, published.terms(where), infer.pool_note(model, hints)]))
-  beside = [Line(name, 'dropped', f'beside the network {chosen.path} of the file') for name in chosen.beside]
-  report = Report((*taken, *lines, *known.dropped, *beside), notes,
-                  (*warnings, *unsure, *more, *_unusable_values(leaves)))
+  notes = filter(None, (several, placed.note, published.terms(where), infer.pool_note(model, hints)))
+  report = Report(tuple(lines), tuple(notes), (*guesses, *warnings, *ignored, *_unusable_values(leaves)))
   params = trees.unflatten(leaves)
   state = params.pop('state', {})
-  own = decided._replace(image_px=image_px)
-  return at_size(Weights(model, head, num_classes, params, state, decoder, own, names, known.family, where, report,
-                         is_sigmoid=sidecar.is_sigmoid), decided)
+  weights = Weights(
+      model=model, head=head, num_classes=num_classes, params=params, state=state, decoder=decoder,
+      preprocess=preprocess._replace(image_px=image_px), class_names=class_names, family=family.label, source=where,
+      report=report, is_sigmoid=sidecar.is_sigmoid)
+  return at_size(weights, preprocess)
 
 
 def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
@@ -205,21 +211,21 @@ _FIRST = ('backbone/stem/root/kernel', 'backbone/stem/kernel', 'backbone/stem/co
 
 def _check_rgb(leaves: Leaves) -> None:
   """Raises UserError if the network is for images of other channels than RGB."""
-  found = next((name for name in _FIRST if name in leaves), '')
-  if found and (num := leaves[found].shape[2]) != RGB:
-    raise UserError(f'expected weights for RGB images, got {found} for data.channels={num}. Files of other programs '
+  name = next((name for name in _FIRST if name in leaves), '')
+  if name and (num := leaves[name].shape[2]) != RGB:
+    raise UserError(f'expected weights for RGB images, got {name} for data.channels={num}. Files of other programs '
                     f'are read for RGB alone. Use those for RGB with --config.data.channels={num}, which adapts them.')
 
 
-def _check_all_used(found: tables.Match, path: str, label: str) -> None:
+def _check_all_used(match: tables.Match, path: str, label: str) -> None:
   """Raises UserError if a tensor is unused, or cannot be combined with the others.
 
   `path` is that of the network in its file, which reports call `label`.
   """
-  problems = list(found.problems)
-  if found.left:
-    problems += [f'{len(found.left)} tensors have no place in this network:', *tables.listed(found.left),
-                 *recognize.reasons(found.left, label)]
+  problems = list(match.problems)
+  if match.unused:
+    problems += [f'{len(match.unused)} tensors have no place in this network:', *tables.listed(match.unused),
+                 *recognize.reasons(match.unused, label)]
     problems += [f'If they are beside the network {path}, leave them out with --view={path}.'] if path else []
   if problems:
     raise UserError('\n'.join(problems))
@@ -227,11 +233,11 @@ def _check_all_used(found: tables.Match, path: str, label: str) -> None:
 
 def _head(leaves: Leaves) -> tuple[schema.Head, int]:
   """Returns the settings of the head, and the number of its outputs."""
-  hidden = leaves.get('head/pre_logits/kernel')
-  kernel = leaves.get('head/kernel')
-  return (schema.Head(pre_logits=0 if hidden is None else hidden.shape[-1],
-                      bias=kernel is None or 'head/bias' in leaves or 'backbone/norm_before/scale' not in leaves),
-          0 if kernel is None else kernel.shape[-1])
+  hidden, kernel = leaves.get('head/pre_logits/kernel'), leaves.get('head/kernel')
+  may_lack_bias = kernel is not None and 'backbone/norm_before/scale' in leaves  # as in CLIP; others are incomplete
+  head = schema.Head(pre_logits=0 if hidden is None else hidden.shape[-1],
+                     bias='head/bias' in leaves or not may_lack_bias)
+  return head, 0 if kernel is None else kernel.shape[-1]
 
 
 def expected(model: schema.Model, head: schema.Head, num_classes: int, decoder: schema.Mae | None,
@@ -242,22 +248,24 @@ def expected(model: schema.Model, head: schema.Head, num_classes: int, decoder: 
   def init() -> Params:
     key, image = jax.random.key(0), jnp.zeros((1, *image_px, 3))
     params, state = backbone.init(key, image)
-    found: Params = {'backbone': params, **({'state': state} if state else {})}
+    network: Params = {'backbone': params, **({'state': state} if state else {})}
     if num_classes:
       width = model.width if isinstance(model, schema.ViT | schema.Mixer) else backbone.apply(
           params, state, image, train=False, key=None)[0].pooled.shape[-1]
-      found['head'] = heads.Head(head).init(key, width, num_classes)
-      found |= {'head_dist': heads.Head(schema.Head()).init(key, width, num_classes)} if with_dist else {}
+      network['head'] = heads.Head(head).init(key, width, num_classes)
+      if with_dist:
+        network['head_dist'] = heads.Head(schema.Head()).init(key, width, num_classes)
     if decoder:
       assert isinstance(model, schema.ViT)
-      made = Decoder(decoder.decoder_width, decoder.decoder_depth, decoder.decoder_heads, model)
-      found |= {'decoder': made.init(key), 'mask_token': made.init_mask(key)}
-    return found
+      of_mae = Decoder(decoder.decoder_width, decoder.decoder_depth, decoder.decoder_heads, model)
+      network |= {'decoder': of_mae.init(key), 'mask_token': of_mae.init_mask(key)}
+    return network
 
   return jax.eval_shape(init)
 
 
 def _names(names: tuple[str, ...], num_classes: int) -> tuple[tuple[str, ...], list[str]]:
+  """Returns the names of the outputs of a head, and a warning if they were ignored, as there are more or fewer."""
   if not num_classes:  # features, without a head whose outputs the names would be of
     return (), []
   if names and len(names) != num_classes:
@@ -267,11 +275,8 @@ def _names(names: tuple[str, ...], num_classes: int) -> tuple[tuple[str, ...], l
 
 
 def _fixed_positions(model: schema.Model, leaves: Leaves, family: str) -> list[str]:
-  """Returns a warning if positions are assumed to be fixed, as in big_vision.
-
-  Raises:
-    UserError: the file is of another program.
-  """
+  """Returns a warning if positions are assumed to be fixed, as in big_vision. Raises UserError if the file is of
+  another program."""
   if not isinstance(model, schema.ViT) or 'backbone/positions' in leaves or model.positions != schema.SinCos():
     return []
   if family != 'big_vision':
@@ -292,37 +297,39 @@ def _guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints) -> list[str
 
 def _unusable_values(leaves: Leaves) -> list[str]:
   """Returns warnings about values that cannot be used."""
-  found = []
+  warnings = []
   if 'head/kernel' in leaves and not np.any(leaves['head/kernel']):
-    found.append('the head is all zeros, as in the ImageNet-21k files of the ViT paper: its predictions mean nothing')
-  bad = _not_finite(leaves)
-  return found + ([f'not finite: {bad}'] if bad else [])
+    warnings.append('the head is all zeros, as in the ImageNet-21k files of the ViT paper: its predictions mean '
+                    'nothing')
+  if nonfinite := _not_finite(leaves):
+    warnings.append(f'not finite: {nonfinite}')
+  return warnings
 
 
 def _not_finite(leaves: Leaves) -> str:
   """Returns how many parameters have values that are infinite or NaN, and the first of them; '' for none."""
-  bad = [name for name, leaf in leaves.items() if leaf.dtype.kind == 'f' and not np.isfinite(leaf).all()]
-  return f'infinite or NaN values in {documents.joined(bad, 3)}' if bad else ''
+  names = [name for name, leaf in leaves.items() if leaf.dtype.kind == 'f' and not np.isfinite(leaf).all()]
+  return f'infinite or NaN values in {documents.joined(names, 3)}' if names else ''
 
 
-def _of_run(where: str, found: runs.Found, explicit: list[preparing.PreprocessRule], hints: Hints) -> Weights:
-  """Returns weights from the newest complete checkpoint of a run."""
+def _of_run(where: str, run: runs.Found, explicit: list[preparing.PreprocessRule], hints: Hints) -> Weights:
+  """Returns weights from a checkpoint of the run at `where`; the other arguments are those of `_of_tensors`."""
   if hints != Hints():
     raise UserError(f'--model: expected none for the run {where}, whose config has all settings. Leave it out.')
-  leaves = trees.flatten(found.params)
-  rule = preparing.PreprocessRule('the run', found.preprocess)
-  decided, _ = preparing.decide([*explicit, rule], usual=recognize.usual('vision_transformer'), own_px=None)
-  own = decided._replace(image_px=found.preprocess['image_px'])
-  has_text = found.config.objective.takes_texts  # its head projects images, and its outputs are no classes
-  head = schema.Head(bias=False) if has_text else found.config.head
+  leaves, objective = trees.flatten(run.params), run.config.objective
+  rule = preparing.PreprocessRule('the run', run.preprocess)
+  preprocess, _ = preparing.decide([*explicit, rule], usual=recognize.usual('vision_transformer'), own_px=None)
   kernel = leaves.get('head/kernel')
   num_classes = 0 if kernel is None else kernel.shape[-1]
-  decoder = found.config.objective if isinstance(found.config.objective, schema.Mae) else None
-  report = Report(tuple(Line(name, 'taken') for name in leaves),
-                  (f'Run: step {found.step:,}, view {found.view}',), tuple(_unusable_values(leaves)))
-  names, more = ((), []) if has_text else _names(found.class_names, num_classes)
-  objective = found.config.objective
-  is_sigmoid = isinstance(objective, schema.Supervised) and objective.loss is not schema.Loss.SOFTMAX
-  return at_size(Weights(found.config.model, head, num_classes, found.params, found.state, decoder, own, names, 'run',
-                         where, report._replace(warnings=(*report.warnings, *more)), step=found.step,
-                         is_sigmoid=is_sigmoid), decided)
+  has_classes = not objective.takes_texts  # else its head projects images
+  head = run.config.head if has_classes else schema.Head(bias=False)
+  class_names, ignored = _names(run.class_names if has_classes else (), num_classes)
+  report = Report(tuple(Line(name, 'taken') for name in leaves), (f'Run: step {run.step:,}, view {run.view}',),
+                  (*_unusable_values(leaves), *ignored))
+  weights = Weights(
+      model=run.config.model, head=head, num_classes=num_classes, params=run.params, state=run.state,
+      decoder=objective if isinstance(objective, schema.Mae) else None,
+      preprocess=preprocess._replace(image_px=run.preprocess['image_px']), class_names=class_names, family='run',
+      source=where, report=report, step=run.step,
+      is_sigmoid=isinstance(objective, schema.Supervised) and objective.loss is not schema.Loss.SOFTMAX)
+  return at_size(weights, preprocess)

@@ -36,9 +36,6 @@ class Report(NamedTuple):
   notes: tuple[str, ...] = ()
   warnings: tuple[str, ...] = ()
 
-  def __add__(self, other: Report) -> Report:  # type: ignore[override]
-    return Report(self.lines + other.lines, self.notes + other.notes, self.warnings + other.warnings)
-
   def of(self, what: str) -> list[Line]:
     """Returns the lines with this result."""
     return [line for line in self.lines if line.what == what]

@@ -105,12 +105,10 @@ def parse(text: str) -> list[PreprocessRule]:
     values['resize'] = parse_number('--preprocess', 'crop', found['crop'], .01, 10.)
   if found['image']:
     values['image_px'] = parse_px('--preprocess', found['image'])
-  if found['geometry']:
-    values['geometry'] = Geometry(found['geometry'])
-  if found['interpolation']:
-    values['interpolation'] = Interpolation(found['interpolation'])
-  values |= {name: found[name] == 'true' for name in ('antialias', 'truncate') if found[name]}
-  values |= {'exif_orientation': found['exif'] == 'true'} if found['exif'] else {}
+  for name, choices in (('geometry', Geometry), ('interpolation', Interpolation)):
+    values |= {name: choices(found[name])} if found[name] else {}
+  for word, name in (('antialias', 'antialias'), ('truncate', 'truncate'), ('exif', 'exif_orientation')):
+    values |= {name: found[word] == 'true'} if found[word] else {}
   return [PreprocessRule('--preprocess', values)]
 
 

@@ -5,19 +5,25 @@ prepared. The table has these facts for every pretrained tag of timm whose netwo
 open_clip, and for the files of the authors, with their sources. Names that are not in the table are not guessed from:
 what they leave open is a default of the family, with a warning. Names, addresses and licenses are in the records of
 the families; AugReg's files have names of their own, `{model}-{data}-{epochs}ep-lr_…-wd_…-do_…-sd_…[--{dataset}-…]`.
+Licenses are those of the repositories that publish the files, as far as known; not all were looked up.
+
+`loading.py` calls `find` and `terms`, `addresses.py` calls `address`, and `vit_jax.list_weights` is `list_weights`.
 """
 from __future__ import annotations
 
 import fnmatch
 import functools
+import math
 import pathlib
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, LastNorm, PositionResize
 from vit_jax.core import globs
 from vit_jax.core.errors import UserError
+from vit_jax.recipes import catalog
 from vit_jax.weights.families import FAMILIES
 from vit_jax.weights.families.record import Published
 from vit_jax.weights.hints import Hints
@@ -50,13 +56,11 @@ class Facts(NamedTuple):
   hints: settings of the network, with the pooling in timm's words.
   values: of the preprocessing, as in `PreprocessRule`.
   refused: why networks here cannot compute it.
-  source: where the facts are from.
   """
   name: str
   hints: Hints = Hints()
   values: Mapping[str, Any] = {}
   refused: str = ''
-  source: str = ''
 
 
 class Network(NamedTuple):
@@ -91,11 +95,10 @@ def candidates(where: str) -> list[str]:
   if not parts:
     return []
   last = re.sub(_SUFFIXES, '', parts[-1])
-  found = [last]
-  if _GENERIC.fullmatch(last):
-    found = [part for part in reversed(parts[:-1])][:1]
-    found += [part.split('--', 2)[2] for part in parts if part.startswith('models--') and part.count('--') >= 2]
-  return found
+  if not _GENERIC.fullmatch(last):
+    return [last]
+  in_cache = [part.split('--', 2)[2] for part in parts if part.startswith('models--') and part.count('--') >= 2]
+  return parts[-2:-1] + in_cache  # the cache of the hub has folders such as `models--google--vit-base-patch16-224`
 
 
 def full_name(network: str, tag: str) -> str:
@@ -109,8 +112,8 @@ def _exact(name: str) -> Known | None:
   name = rows.older.get(name, name)
   network, _, tag = name.partition('.')
   if network in rows.networks and tag in rows.networks[network].tags:
-    return _found(rows.networks[network].tags[tag])
-  return next((_found(facts._replace(name=name)) for pattern, facts in rows.patterns if pattern.fullmatch(name)), None)
+    return _known(rows.networks[network].tags[tag])
+  return next((_known(facts._replace(name=name)) for pattern, facts in rows.patterns if pattern.fullmatch(name)), None)
 
 
 def _by_network(name: str) -> Known | None:
@@ -120,20 +123,21 @@ def _by_network(name: str) -> Known | None:
   GELU is chosen then.
   """
   networks = table().networks
-  known = [one for one in networks if name == one or name.startswith(one) and name[len(one)] in '._-']
-  if not known:
+  prefixes = [network for network in networks if re.match(rf'{re.escape(network)}($|[._-])', name)]
+  if not prefixes:
     return None
-  facts, tags = networks[max(known, key=len)]
+  facts, tags = networks[max(prefixes, key=len)]
   every, default = list(tags.values()), next(iter(tags.values()))
-  same = {key: value for key, value in default.values.items() if all(one.values.get(key) == value for one in every)}
-  gelu = default.hints.gelu if all(one.hints.gelu == default.hints.gelu for one in every) else None
-  rest = PreprocessRule(f'that of {default.name}, the default tag of timm for {facts.name}, whose tags differ',
-                        default.values, is_guess=True)
-  found = _found(default._replace(name=facts.name, values=same, hints=default.hints._replace(gelu=gelu)))
-  return found._replace(rules=(*found.rules, rest))
+  common = {key: value for key, value in default.values.items() if all(tag.values.get(key) == value for tag in every)}
+  gelu = default.hints.gelu if all(tag.hints.gelu == default.hints.gelu for tag in every) else None
+  known = _known(default._replace(name=facts.name, values=common, hints=default.hints._replace(gelu=gelu)))
+  guess = PreprocessRule(f'that of {default.name}, the default tag of timm for {facts.name}, whose tags differ',
+                         default.values, is_guess=True)
+  return known._replace(rules=(*known.rules, guess))
 
 
-def _found(facts: Facts) -> Known:
+def _known(facts: Facts) -> Known:
+  """Returns what facts say. Raises UserError if networks here cannot compute the network."""
   if facts.refused:
     raise UserError(f'{facts.name}: expected a network that is available here, got one with {facts.refused}. Use other '
                     'weights; docs/reference/weights.md lists the families.')
@@ -144,9 +148,11 @@ def _found(facts: Facts) -> Known:
 
 def rule(name: str) -> tuple[Published, str]:
   """Returns the rule of a known name, and the name of its network."""
-  found, groups = next((one, match.groups()) for family in FAMILIES for one in family.published
-                       if (match := re.fullmatch(one.pattern, name)))
-  return found, found.model.format(*(_LETTERS.get(group, group) for group in groups))
+  for family in FAMILIES:
+    for meaning in family.published:
+      if match := re.fullmatch(meaning.pattern, name):
+        return meaning, meaning.model.format(*(_LETTERS.get(group, group) for group in match.groups()))
+  raise KeyError(name)
 
 
 def terms(where: str) -> str:
@@ -154,11 +160,12 @@ def terms(where: str) -> str:
   if where in NAMES:
     return f'License of {where}: {rule(where)[0].license}.'
   name = where.removeprefix('hf://').removeprefix('hf-hub:')
-  found = next((one for family in FAMILIES for one in family.licenses if re.fullmatch(one.pattern, name)), None)
-  if found is None:
-    return ''
-  gated = ' Its publisher gives it out on request only.' if found.is_on_request else ''
-  return f'License of {name}: {found.license}.{gated}'
+  for family in FAMILIES:
+    for known in family.licenses:
+      if re.fullmatch(known.pattern, name):
+        gated = ' Its publisher gives it out on request only.' if known.is_on_request else ''
+        return f'License of {name}: {known.license}.{gated}'
+  return ''
 
 
 def address(name: str) -> str:
@@ -179,10 +186,75 @@ def nearest(name: str) -> list[str]:
   network, _, tag = table().older.get(plain, plain).partition('.')
   if network in networks:
     tags = networks[network].tags
-    return [f'timm/{full_name(network, one)}' for one in ([tag] if tag in tags else list(tags)[:3])]
-  known = {**dict.fromkeys(NAMES, ''), **dict.fromkeys(networks, 'timm/')}
-  found = globs.similar_names(name, known, most=3)
-  return [f'timm/{full_name(one, next(iter(networks[one].tags)))}' if known[one] else one for one in found]
+    return [f'timm/{full_name(network, known)}' for known in ([tag] if tag in tags else list(tags)[:3])]
+  similar = globs.similar_names(name, {**dict.fromkeys(NAMES), **dict.fromkeys(networks)}, most=3)
+  return [f'timm/{full_name(known, next(iter(networks[known].tags)))}' if known in networks else known
+          for known in similar]
+
+
+# The list of known weights
+
+PATTERNS = (
+    ('{R_Ti,R26_S,R50_L,Ti,S,B,L}_…-i21k-300ep-lr_…-aug_…', 'all files of AugReg (arXiv 2106.10270), by their names'),
+    ('timm/NAME, google/NAME, facebook/NAME, openai/NAME, laion/NAME, apple/NAME', 'models of the hub, as hf://OWNER/NAME'))
+"""Names that are not listed one by one."""
+
+
+class KnownWeights(NamedTuple):
+  """Published weights that are known by name.
+
+  name: for `--weights=NAME`, `--config.init_from=NAME` and `vit_jax.load`.
+  model: name of the network.
+  family: of the network.
+  parameters: of the network with its head.
+  flops: of a forward pass of one image of `px` (of the usual side if that is not known), two per multiply-add.
+  px: side of the images that they were last trained on; 0 = not known from the name.
+  num_classes: outputs; 0 = no head.
+  data: that they were trained on; `ImageNet-21k+1k` is pre-training and fine-tuning.
+  source: the paper.
+  license: of the authors' repository.
+  address: of the file.
+  """
+  name: str
+  model: str
+  family: str
+  parameters: int
+  flops: int
+  px: int
+  num_classes: int
+  data: str
+  source: str
+  license: str
+  address: str
+
+
+def list_weights(pattern: str = '*', *, max_params: float = math.inf, family: str = '*', data: str = '*',
+                 license: str = '*', px: int = 0) -> list[KnownWeights]:
+  """Returns the published weights whose names or models match a pattern such as `*dino*`.
+
+  `max_params` is the largest number of parameters, such as 30e6. `family`, `data` and `license` are patterns such as
+  `dinov*`, `ImageNet-1k` and `apache*`, and `px` is the side of the images (0 = any).
+
+  `PATTERNS` has further names. Without a match, the list is empty and a warning names the most similar ones.
+  """
+  names = [name for name in NAMES if globs.matches(name, pattern) or catalog.matches(rule(name)[1], pattern)]
+  if not names:
+    warnings.warn(f'list_weights: {globs.no_match(pattern, NAMES)} {other_names()}', stacklevel=2)
+  listed = []
+  for name in names:
+    meaning, model = rule(name)
+    network = catalog.model(model, px=meaning.px, num_classes=meaning.num_classes, is_hidden=meaning.is_hidden)
+    listed.append(KnownWeights(
+        name=name, model=model, family=network.family, parameters=network.parameters, flops=network.flops,
+        px=meaning.px, num_classes=meaning.num_classes, data=meaning.data, source=meaning.source,
+        license=meaning.license, address=NAMES[name]))
+  return [known for known in listed if known.parameters <= max_params and globs.matches(known.family, family)
+          and globs.matches(known.data, data) and globs.matches(known.license, license) and px in (0, known.px)]
+
+
+def other_names() -> str:
+  """Returns a sentence on names that work and are not listed."""
+  return f'Other names that work: {"; ".join(f"{names} ({what})" for names, what in PATTERNS)}.'
 
 
 # The table
@@ -195,20 +267,18 @@ def table() -> Table:
 
 def parse(lines: Sequence[str]) -> Table:
   """Parses the lines of `published.txt`; its first lines describe them."""
-  found, source, network = Table({}, [], {}), '', Facts('')
+  found, network = Table({}, [], {}), Facts('')
   for line in lines:
     head, _, names = line.partition(': ')
-    if line.startswith('@'):
-      source = line[1:].strip()
-    elif not line.strip() or line.startswith('#'):
+    if not line.strip() or line.startswith(('#', '@')):
       continue
     elif not line.startswith(' ') and not names:
       name, *words = line.split()
-      network = _facts(Facts(name, Hints(gelu=Gelu.EXACT, norm_eps=1e-6, timm_pool='token'), source=source), words)
+      network = _facts(Facts(name, Hints(gelu=Gelu.EXACT, norm_eps=1e-6, timm_pool='token')), words)
       found.networks[name] = Network(network, {})
     elif not line.startswith(' '):
-      facts = (Facts('', refused=head.removeprefix('!').strip(), source=source) if head.startswith('!') else
-               _facts(Facts('', source=source), head.split()))
+      facts = (Facts('', refused=head.removeprefix('!').strip()) if head.startswith('!') else
+               _facts(Facts(''), head.split()))
       found.patterns.extend((re.compile(fnmatch.translate(one)), facts._replace(name=one)) for one in names.split())
     else:
       for word in names.split():

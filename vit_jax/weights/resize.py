@@ -10,24 +10,8 @@ from vit_jax.config.schema import Frequencies, PositionResize, SinCos
 from vit_jax.core.types import HostArray
 from vit_jax.models.vit import interpolate
 from vit_jax.models.vit.positions import sincos2d, sincos2d_mae
-from vit_jax.weights import recognize
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.network import Line
-
-
-def convention(family: str, named: PositionResize | None, *, has_registers: bool) -> PositionResize:
-  """Returns how the program that wrote the weights resizes position embeddings.
-
-  Args:
-    family: of the file.
-    named: what the published name says; it distinguishes DeiT, MAE and DINO, whose tensors have timm's names.
-    has_registers: whether there are registers. DINOv2 with registers is antialiased, in its own program and in
-      transformers.
-  """
-  found = recognize.position_resize(family) or named or PositionResize.BICUBIC_ANTIALIAS
-  is_torch = found not in (PositionResize.ALIGNED, PositionResize.BILINEAR, PositionResize.BILINEAR_ANTIALIAS,
-                           PositionResize.BICUBIC_ANTIALIAS_SQUARE)
-  return PositionResize.BICUBIC_ANTIALIAS if has_registers and is_torch else found
 
 
 def positions(table: HostArray, old_grid: tuple[int, int], new_grid: tuple[int, int],

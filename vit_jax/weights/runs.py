@@ -156,22 +156,17 @@ def _read(folder: pathlib.Path, config: schema.Config, view: str, first: str) ->
   params = _item(folder, body, 'params')
   extra = _item(folder, body, 'extra') if 'extra' in body['shapes'] else {}
   chosen, network, state = select(params, extra, view, first=first, where=str(folder), lora=config.lora)
-  p = body['preprocessing']
+  p, orientation = body['preprocessing'], config.data.recipe.exif_orientation
+  exif = None if orientation is schema.Exif.AUTO else orientation is schema.Exif.TRUE  # converted weights record none
   values = {'mean': tuple(p['mean']), 'std': tuple(p['std']), 'image_px': tuple(body['image_px']),
             'resize': int(p['eval_resize_px']), 'interpolation': Interpolation(p['interpolation']),
             'antialias': bool(p['antialias']), 'truncate': bool(p.get('truncate', False)),
             'geometry': Geometry(p.get('eval_geometry', Geometry.BIG_VISION.value)),  # not in runs of version 0.1
-            'exif_orientation': recorded_exif(config), 'native_patch': config.data.recipe.eval_native_patch}
+            'exif_orientation': exif, 'native_patch': config.data.recipe.eval_native_patch}
   frozen = _unwrapped(extra).get(FROZEN, {}) if chosen != 'teacher' else {}
   trained = {'student': params, 'ema': extra.get('ema', {})}[chosen] if frozen else {}
   return Found(layout.with_open_execution(config), int(body['step']), chosen, network, state, values,
                tuple(body['class_names']), trained, frozen)
-
-
-def recorded_exif(config: schema.Config) -> bool | None:
-  """Returns whether a run turns images as their EXIF says; None if it records nothing, as converted weights do."""
-  found = config.data.recipe.exif_orientation
-  return None if found is schema.Exif.AUTO else found is schema.Exif.TRUE
 
 
 def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
@@ -235,14 +230,12 @@ def _unwrapped(extra: PyTree) -> dict[str, Any]:
   return own | _unwrapped(extra['inner']) if 'inner' in extra else own
 
 
-def write(path: pathlib.Path, config: schema.Config, params: Params, state: PyTree, *, class_names: tuple[str, ...],
-          image_px: tuple[int, int], frozen: Params | None = None) -> None:
+def write(path: pathlib.Path, config: schema.Config, params: Params, extra: PyTree, *, class_names: tuple[str, ...],
+          image_px: tuple[int, int]) -> None:
   """Writes a run directory with one checkpoint, at step 0, that holds a network without optimizer state.
 
-  With `frozen`, `params` are adapters and heads, as a run with `config.lora` has them.
+  `extra` is that of the objective, such as `{'model_state': …}` with the running statistics of the network, or {}.
   """
-  inner = {'model_state': state} if state else {}
-  extra = inner if frozen is None else {FROZEN: frozen, **({'inner': inner} if inner else {})}
   items = {'params': params, **({'extra': extra} if extra else {})}
   r = config.data.recipe
   body = {'version': checkpoint_files.VERSION, 'step': 0,

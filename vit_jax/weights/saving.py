@@ -11,11 +11,11 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Frequencies, checks
-from vit_jax.core import globs, trees
+from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.record import destination
-from vit_jax.weights import card, files, infer, preprocess, recognize, resize, rotary, runs, tables
+from vit_jax.weights import card, files, peft, preprocess, recognize, resize, runs, tables
 from vit_jax.weights.families import timm, transformers
 from vit_jax.weights.hints import pool_word
 from vit_jax.weights.infer import Leaves
@@ -63,6 +63,26 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
       content = card.text(weights, path.name, written_as=family, how=_CHECKED, is_folder=target.is_dir())
       card.place(content, target, path)
   return path, notes + lost
+
+
+def save_adapters(where: str, to: str, *, view: str = '', overwrite: bool = False) -> pathlib.Path:
+  """Writes the adapters and the head of the run at `where` into the folder `to` for PEFT, and returns its path.
+
+  Raises:
+    UserError: the run has no adapters, began with weights whose program PEFT does not adapt, or `to` exists.
+  """
+  path = check(to, family='run', overwrite=overwrite)
+  if path.suffix in ('.npz', *TORCH_SUFFIXES):
+    raise UserError(f'--to: expected a folder with --family={peft.FAMILY}, got {path.name}. Change it.')
+  run = peft.read_run(where, view=view)
+  merged = load(where, view=view)
+  peft.check_network(run, merged)
+  with destination.staged(path, shown=to, overwrite=overwrite, is_ours=card.is_ours) as part:
+    target = part / path.name
+    target.mkdir()
+    peft.write(run, merged, target)
+    peft.check_written(run, merged, target)
+  return path
 
 
 def _with_table(weights: Weights, family: str) -> tuple[Weights, list[str]]:
@@ -134,7 +154,8 @@ def _write(weights: Weights, path: pathlib.Path, family: str) -> None:
                            data=schema.Data(recipe=recipe), objective=weights.decoder or schema.Supervised(
                                loss=schema.Loss.SIGMOID if weights.is_sigmoid else schema.Loss.SOFTMAX))
     path.mkdir()
-    runs.write(path, config, weights.params, weights.state, class_names=weights.class_names, image_px=p.image_px)
+    extra = {'model_state': weights.state} if weights.state else {}
+    runs.write(path, config, weights.params, extra, class_names=weights.class_names, image_px=p.image_px)
     (path / REPORT).write_text(json.dumps(_report(weights), indent=2) + '\n')
     return
   configs: dict[str, Any] = {}
@@ -143,7 +164,7 @@ def _write(weights: Weights, path: pathlib.Path, family: str) -> None:
                'preprocessor_config.json': transformers.processor(weights.preprocess)}
   elif family == 'timm' and path.suffix not in TORCH_SUFFIXES:
     configs = {'config.json': timm.config(weights)}
-  tensors = to_tensors(weights, family)
+  tensors = recognize.to_tensors(weights, family)
   if configs:
     path.mkdir()
     files.write_safetensors(path / 'model.safetensors', tensors)
@@ -161,45 +182,10 @@ def _report(weights: Weights) -> dict[str, Any]:
   return {'source': weights.source, 'family': weights.family, **weights.report.plain()}
 
 
-def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
-  """Returns the tensors of a file of this family.
-
-  Raises:
-    UserError: lists the parameters that the family cannot hold.
-  """
-  leaves = _leaves(weights)
-  if family == 'big_vision':
-    leaves = _without_class_row(leaves)
-  if family in ('timm', 'huggingface'):
-    leaves = infer.without_heads(rotary.reordered(leaves, rotary.order(weights.model), back=True))
-  if family == 'timm':
-    leaves = timm.with_register_rows(leaves, weights)
-  tensors, unmatched = tables.write(leaves, recognize.written_table(weights, family))
-  if unmatched:
-    raise UserError(f'files of {family} have no place for {len(unmatched)} of the parameters:\n'
-                    + '\n'.join(tables.listed(unmatched)) + f'\nSet another --family: {", ".join(FORMATS)}')
-  if family == 'huggingface':
-    return transformers.kind_of(weights, recognize.KINDS).finish(tensors, weights)
-  return timm.finish(tensors, weights) if family == 'timm' else tensors
-
-
-def _leaves(weights: Weights) -> Leaves:
-  """Returns parameters and running statistics by path."""
-  whole = {**weights.params, **({'state': weights.state} if weights.state else {})}
-  return {name: np.asarray(leaf) for name, leaf in trees.flatten(whole).items()}
-
-
 def _comparable(weights: Weights, family: str) -> Leaves:
   """Returns the leaves in the form that both sides of a comparison have after conversion to this family."""
-  return _without_class_row(_leaves(weights)) if family == 'big_vision' else _leaves(weights)
-
-
-def _without_class_row(leaves: Leaves) -> Leaves:
-  """Returns the leaves in big_vision's form, in which the class token includes its position embedding."""
-  if 'backbone/cls' not in leaves or 'backbone/positions' not in leaves:
-    return leaves
-  table = leaves['backbone/positions']
-  return {**leaves, 'backbone/cls': leaves['backbone/cls'] + table[:, :1], 'backbone/positions': table[:, 1:]}
+  leaves = recognize.leaves_of(weights)
+  return recognize.without_class_row(leaves) if family == 'big_vision' else leaves
 
 
 def _ours(weights: Weights, *, written_as: str) -> dict[str, Any]:

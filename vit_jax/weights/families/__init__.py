@@ -4,25 +4,9 @@ Families that are alike are in one module. `flax.py`, `timm.py` and `transformer
 in common in files of these programs, and `text.py` has the text towers. A file is of the first family whose record says
 so; `vit.VIT`, with what is left, is the last.
 """
-from vit_jax.weights.families import (
-    aimv2,
-    clip,
-    dinov2,
-    dinov3,
-    flax,
-    mmpretrain,
-    naflex,
-    rivals,
-    rotary,
-    selfsup,
-    siglip,
-    tips,
-    torchvision,
-    vit,
-)
+from vit_jax.weights.families import clip, flax, rivals, rotary, selfsup, tips, vit
 
 FAMILIES = (
-    flax.VISION_TRANSFORMER, rivals.MIXER, rivals.BIT, rivals.EFFICIENTNET, flax.BIG_VISION, vit.DEIT, clip.FAMILY,
-    aimv2.FAMILY, rotary.PE, siglip.FAMILY, dinov3.FAMILY, rotary.ROPE_VIT, rotary.EVA02, selfsup.MAE, selfsup.DINO,
-    tips.FAMILY, dinov2.FAMILY, selfsup.IJEPA, selfsup.MOCO, naflex.FAMILY, torchvision.FAMILY, mmpretrain.FAMILY,
-    vit.VIT)
+    flax.VISION_TRANSFORMER, rivals.MIXER, rivals.BIT, rivals.EFFICIENTNET, flax.BIG_VISION, vit.DEIT, clip.CLIP,
+    clip.AIMV2, rotary.PE, clip.SIGLIP, selfsup.DINOV3, rotary.ROPE_VIT, rotary.EVA02, selfsup.MAE, selfsup.DINO,
+    tips.TIPS, selfsup.DINOV2, selfsup.IJEPA, selfsup.MOCO, vit.NAFLEX, vit.TORCHVISION, vit.MMPRETRAIN, vit.VIT)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from vit_jax.config.schema import Gelu, Interpolation, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.weights import tables
-from vit_jax.weights.families.record import Changed, Family, Files, Published, Recognized, Tensors, dropping, renamed
+from vit_jax.weights.families import record
+from vit_jax.weights.families.record import Changed, Family, Files, Prepared, Published, Tensors
 from vit_jax.weights.grids import NONE
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.preprocess import NORMS, TF
@@ -18,38 +19,48 @@ HINTS = Hints(gelu=Gelu.TANH, norm_eps=1e-6)
 """Defaults of Flax."""
 _DROPS = {
     r'opt/(?!target/).*|opt_state/.*|chrono/.*|step|state/.*': 'of training: optimizer state and counters',
-    r'params/(txt/.*|t|b|bias_init|temperature)': 'of the text tower',
-}
+    r'params/(txt/.*|t|b|bias_init|temperature)': 'of the text tower'}
 
 
-def prepare(tensors: Tensors) -> Recognized:
+def prepare(tensors: Tensors) -> Prepared:
   """Returns the tensors without the prefixes and the state of training."""
-  kept, dropped = dropping(tensors, _DROPS)
-  return Recognized('', renamed(kept, (r'^opt/target/', ''), (r'^params/(img/)?', '')), dropped)
+  network, dropped = record.dropping(tensors, _DROPS)
+  return Prepared(record.renamed(network, (r'^opt/target/', ''), (r'^params/(img/)?', '')), dropped)
 
 
-def with_blocks(tensors: Tensors, *rules: tuple[str, str]) -> Changed:
-  """Returns the tensors with unstacked blocks and the pool under its prefix, and then renamed by `rules`."""
+def _numbered(tensors: Tensors, *, attention: int, norm2: int, mlp: int) -> Changed:
+  """Returns the tensors with the numbers that attention, second norm and MLP of a block have in one program.
+
+  Files have numbers over all parts of a block (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`,
+  `MlpBlock_3`), or by class, as Linen counts (`LayerNorm_0`, `MultiHeadDotProductAttention_0`, `LayerNorm_1`,
+  `MlpBlock_0`). Scanned blocks are also unstacked, and an attention pool without a prefix gets it.
+  """
   pool = (r'^(probe$|MlpBlock_0/|MultiHeadDotProductAttention_0/|LayerNorm_0/)', r'MAPHead_0/\1')
-  return renamed(unstacked(renamed(tensors, pool), 'Transformer/encoderblock'), *rules), ()
+  block = r'^(Transformer/encoderblock_\d+)'
+  return Changed(record.renamed(
+      unstacked(record.renamed(tensors, pool), 'Transformer/encoderblock'),
+      (rf'{block}/MultiHeadDotProductAttention_[01]', rf'\1/MultiHeadDotProductAttention_{attention}'),
+      (rf'{block}/LayerNorm_[12]', rf'\1/LayerNorm_{norm2}'), (rf'{block}/MlpBlock_[03]', rf'\1/MlpBlock_{mlp}')))
 
 
 def unstacked(tensors: Tensors, block: str) -> Tensors:
-  """Returns the tensors of scanned blocks, whose names begin with `block/` and whose axis 0 is depth, one per block."""
-  found: Tensors = {}
+  """Returns the tensors of scanned blocks, whose names begin with `block/` and whose axis 0 is depth, one per block.
+
+  For example, `encoderblock/norm [2, D]` becomes `encoderblock_0/norm [D]` and `encoderblock_1/norm [D]`.
+  """
+  by_block: Tensors = {}
   for name, tensor in tensors.items():
     before, is_stacked, after = name.partition(f'{block}/')
     if not is_stacked:
-      found[name] = tensor
+      by_block[name] = tensor
       continue
     if not tensor.ndim or tensor.shape[0] > tables.MOST_LAYERS:
       raise UserError(f'{name} has the shape {list(tensor.shape)}, expected up to {tables.MOST_LAYERS:,} layers first')
     for i, layer in enumerate(tensor):
-      found[f'{before}{block}_{i}/{after}'] = layer
-  return found
+      by_block[f'{before}{block}_{i}/{after}'] = layer
+  return by_block
 
 
-_BLOCK = r'^(Transformer/encoderblock_\d+)/'
 VISION_TRANSFORMER_NAMES = table("""
     backbone/stem | embedding | flax
     backbone/stem/root/kernel | conv_root/kernel | same
@@ -66,16 +77,17 @@ VISION_TRANSFORMER_NAMES = table("""
     backbone/norm | Transformer/encoder_norm | flax norm
     {head,head/pre_logits} | {head,pre_logits} | flax
 """)
-"""As in the files: numbered over all parts of a block. Linen's numbering is converted to this when a file is read."""
+"""The parts of a block are numbered over all parts, as in the files; see `_numbered`."""
+_POSITIONS = 'Transformer/posembed_input/pos_embedding'
+"""Their name in vision_transformer; big_vision has another one."""
 
 _I1K, _I21K, _BOTH = 'ImageNet-1k', 'ImageNet-21k', 'ImageNet-21k+1k'
 _VIT = 'arXiv 2010.11929'
 VISION_TRANSFORMER = Family(
     'vision_transformer', 'ViT, hybrids, AugReg, SAM, GSAM', '`.npz`, both numberings of blocks',
-    files=(Files('flax', lambda t: 'embedding/kernel' in t and 'Transformer/posembed_input/pos_embedding' in t,
-                 VISION_TRANSFORMER_NAMES, HINTS, formats=('vision_transformer',), change=lambda t: with_blocks(
-                     t, (_BLOCK + 'MultiHeadDotProductAttention_0', r'\1/MultiHeadDotProductAttention_1'),
-                     (_BLOCK + 'LayerNorm_1', r'\1/LayerNorm_2'), (_BLOCK + 'MlpBlock_0', r'\1/MlpBlock_3'))),),
+    files=(Files('flax', record.named('embedding/kernel', _POSITIONS), VISION_TRANSFORMER_NAMES, HINTS,
+                 change=lambda tensors: _numbered(tensors, attention=1, norm2=2, mlp=3),
+                 formats=('vision_transformer',)),),
     images={**NORMS['half'], **TF, 'resize': 0}, position_resize=PositionResize.ALIGNED,
     addresses={
         **{f'{model}-i21k': f'gs://vit_models/imagenet21k/{model}.npz' for model in (
@@ -111,10 +123,9 @@ BIG_VISION_NAMES = table("""
 """)
 BIG_VISION = Family(
     'big_vision', 'big_vision: ViT, SigLIP', '`.npz`: all prefixes, scanned blocks, attention pooling, bf16',
-    files=(Files('flax', lambda t: 'embedding/kernel' in t and 'Transformer/posembed_input/pos_embedding' not in t,
-                 BIG_VISION_NAMES, HINTS, formats=('big_vision',), first=(NONE,), change=lambda t: with_blocks(
-                     t, (_BLOCK + 'MultiHeadDotProductAttention_1', r'\1/MultiHeadDotProductAttention_0'),
-                     (_BLOCK + 'LayerNorm_2', r'\1/LayerNorm_1'), (_BLOCK + 'MlpBlock_3', r'\1/MlpBlock_0'))),),
+    files=(Files('flax', record.named('embedding/kernel', without=[_POSITIONS]), BIG_VISION_NAMES, HINTS,
+                 change=lambda tensors: _numbered(tensors, attention=0, norm2=1, mlp=0),
+                 formats=('big_vision',), first_rows=(NONE,)),),
     images={**NORMS['half'], **TF, 'interpolation': Interpolation.AREA, 'truncate': True, 'resize': .875},
     position_resize=PositionResize.ALIGNED,
     addresses={f'vit_s16_i1k_{epochs}ep': f'gs://big_vision/vit_s16_i1k_{epochs}ep.npz' for epochs in (90, 150, 300)},

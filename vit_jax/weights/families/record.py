@@ -1,9 +1,13 @@
-"""What is known about a family of published weights, as one record, and the operations on tensors that records use."""
+"""What is known about a family of published weights, as one record, and the operations on tensors that records use.
+
+`weights/recognize.py` reads records in this order: the tensors of a file are prepared by program (`Prepared`), a family
+is found by their names (`Files.matches`), they are changed for it (`Files.change`), and the result is `Recognized`.
+"""
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +23,19 @@ from vit_jax.weights.network import Line, Weights
 from vit_jax.weights.tables import Table
 
 Tensors = dict[str, HostArray]
-Changed = tuple[Tensors, tuple[Line, ...]]
-"""Tensors under other names or in another form, and a line for each one that was dropped or folded."""
 
 
-def _unchanged(tensors: Tensors) -> Changed:
-  return tensors, ()
+class Changed(NamedTuple):
+  """Tensors under other names or in another form, and a line for each one that was dropped or folded."""
+  tensors: Tensors
+  lines: tuple[Line, ...] = ()
+
+
+class Prepared(NamedTuple):
+  """As `Changed`, and what reports call the format of the file, where its names show it; '' = as its family."""
+  tensors: Tensors
+  lines: tuple[Line, ...] = ()
+  label: str = ''
 
 
 class Clues(NamedTuple):
@@ -39,9 +50,8 @@ class Clues(NamedTuple):
   has_gelu: bool
 
 
-def unambiguous(_: schema.Model, __: Clues) -> list[str]:
-  """Returns no warnings."""
-  return []
+Warn = Callable[[schema.Model, Clues], list[str]]
+"""Returns warnings about a network whose tensors could also be those of another one."""
 
 
 class Files(NamedTuple):
@@ -49,32 +59,29 @@ class Files(NamedTuple):
 
   program: a key of `recognize.PROGRAMS`, which first removes what all files of the program have around the names;
     `file` for names as they are in the file.
-  found: whether tensors with these names are of the family.
+  matches: whether tensors with these names are of the family, such as `named('cls_token')`.
   table: the names; a function of the tensors where networks differ in them.
   hints: settings of its networks that tensors do not show, where these are not those of the family; a function of the
     tensors where networks differ in them.
-  drops: reasons why tensors are left out, by pattern of their names.
   change: what else is done to the tensors before the table applies.
-  warn: returns warnings about a network whose tensors could also be those of another one.
-  label: of this format in reports and as a rule of preprocessing; '' = that of the program, or the name of the family
-    if the file has names of the authors.
+  warn: see `Warn`.
+  label: of this format in reports and as a rule of preprocessing; '' = that of the program, else the family's name.
   formats: the values of `--family` with which a network of class `network` is written so; () = only read.
   written: names for writing a network, where they depend on its settings.
-  first: which rows its tables of positions have before those of the patches, see `grids.py`; a function of the tensors
-    where networks differ in them.
+  first_rows: which rows its tables of positions have before those of the patches, see `grids.py`; a function of the
+    tensors where networks differ in them.
   """
   program: str
-  found: Callable[[Tensors], bool]
+  matches: Callable[[Tensors], bool]
   table: Table | Callable[[Tensors], Table]
   hints: Hints | Callable[[Tensors], Hints] = Hints()
-  drops: Mapping[str, str] = {}
-  change: Callable[[Tensors], Changed] = _unchanged
-  warn: Callable[[schema.Model, Clues], list[str]] = unambiguous
+  change: Callable[[Tensors], Changed] = Changed
+  warn: Warn = lambda model, clues: []
   label: str = ''
   formats: tuple[str, ...] = ()
   network: type[schema.Model] = schema.ViT
   written: Callable[[schema.Model], Table] | None = None
-  first: tuple[str, ...] | Callable[[Tensors], tuple[str, ...]] = (TOKENS,)
+  first_rows: tuple[str, ...] | Callable[[Tensors], tuple[str, ...]] = (TOKENS,)
 
 
 class Kind(NamedTuple):
@@ -84,16 +91,16 @@ class Kind(NamedTuple):
   loaded_by: name of the class that loads it, without and with a head.
   holds: whether it computes a network; its last argument are the settings that differ from a plain ViT, as in
     `transformers.differing`.
-  table: names for writing a network.
+  table: names for writing a network; a function of its settings where networks differ in them.
   config: what `config.json` has besides the settings of all kinds.
   finish: the last change of the tensors, such as a prefix.
   """
   model_type: str
   loaded_by: tuple[str, str]
   holds: Callable[[schema.ViT, Weights, frozenset[str]], bool]
-  table: Callable[[schema.ViT], Table]
+  table: Table | Callable[[schema.ViT], Table]
   config: Callable[[schema.ViT, Weights], dict[str, Any]]
-  finish: Callable[[Tensors, Weights], Tensors]
+  finish: Callable[[Tensors, Weights], Tensors] = lambda tensors, _: tensors
 
 
 class License(NamedTuple):
@@ -129,7 +136,7 @@ class Family(NamedTuple):
 
   name: in reports, and of the rule for the preprocessing of images.
   title, about: in the documentation: its name, and which of its files are read.
-  files: how its files look, by program; the first that is found counts.
+  files: how its files look, by program; the first one that matches counts.
   kinds: its networks in transformers.
   images: how images are usually prepared, by the names of `preprocess.PreprocessRule.values`.
   position_resize: how its program resizes positions; None = as the name of the file says.
@@ -149,7 +156,7 @@ class Family(NamedTuple):
   images: Mapping[str, Any] = {}
   position_resize: PositionResize | None = None
   config_defaults: Mapping[str, Mapping[str, Any]] = {}
-  to_timm: Callable[[Tensors], Changed] = _unchanged
+  to_timm: Callable[[Tensors], Changed] = Changed
   timm_drops: Mapping[str, str] = {}
   unsupported: Mapping[str, str] = {}
   licenses: tuple[License, ...] = ()
@@ -158,47 +165,49 @@ class Family(NamedTuple):
 
 
 class Recognized(NamedTuple):
-  """A file's tensors under the names of its program and, if it has a table, of its family.
+  """A file's tensors under the names of its family, with the entries of the family's record that apply to them.
 
-  family: of the report, as `Files.label` says; '' = that of the family.
+  label: what reports call the family or the format, as `Files.label` says.
   hints: defaults of the family, which sidecars of the file and `--model` override.
-  warn, first: as in `Files`.
+  warn, first_rows: as in `Files`.
   """
-  family: str
+  label: str
   tensors: Tensors
-  dropped: tuple[Line, ...] = ()
-  table: Table = ()
-  hints: Hints = Hints()
-  warn: Callable[[schema.Model, Clues], list[str]] = unambiguous
-  first: tuple[str, ...] = (TOKENS,)
+  dropped: tuple[Line, ...]
+  table: Table
+  hints: Hints
+  warn: Warn
+  first_rows: tuple[str, ...]
 
 
-def dropping(tensors: Tensors, rules: Mapping[str, str]) -> tuple[Tensors, tuple[Line, ...]]:
+def named(*names: str, without: Collection[str] = ()) -> Callable[[Tensors], bool]:
+  """Returns a test whether a file has tensors with all of these names, and none with a name of `without`."""
+  return lambda tensors: tensors.keys() >= set(names) and not tensors.keys() & set(without)
+
+
+def dropping(tensors: Tensors, rules: Mapping[str, str]) -> Changed:
   """Returns the tensors without those that a rule (pattern of the name, reason) drops."""
   lines = [Line(name, 'dropped', reason) for name in tensors for pattern, reason in rules.items()
            if re.fullmatch(pattern, name)]
-  gone = {line.name for line in lines}
-  return {name: x for name, x in tensors.items() if name not in gone}, tuple(lines)
+  dropped = {line.name for line in lines}
+  return Changed({name: x for name, x in tensors.items() if name not in dropped}, tuple(lines))
 
 
 def renamed(tensors: Tensors, *rules: tuple[str, str]) -> Tensors:
-  """Returns the tensors with the patterns of the rules replaced in their names, in the order of the rules."""
-  def rename(name: str) -> str:
-    for pattern, new in rules:
-      name = re.sub(pattern, new, name)
-    return name
+  """Returns the tensors with the patterns of the rules replaced in their names, in the order of the rules.
 
-  return distinct(tensors, rename)
-
-
-def distinct(tensors: Tensors, rename: Callable[[str], str]) -> Tensors:
-  """Returns the tensors under new names. Raises UserError if two tensors get the same name."""
-  found: Tensors = {}
+  Raises:
+    UserError: two tensors get the same name.
+  """
+  by_new_name: Tensors = {}
   for name, x in tensors.items():
-    if (new := rename(name)) in found:
-      raise UserError(f'two of its tensors mean {new}, one of them {name}')
-    found[new] = x
-  return found
+    new_name = name
+    for pattern, replacement in rules:
+      new_name = re.sub(pattern, replacement, new_name)
+    if new_name in by_new_name:
+      raise UserError(f'two of its tensors mean {new_name}, one of them {name}')
+    by_new_name[new_name] = x
+  return by_new_name
 
 
 def with_patch_kernel(tensors: Tensors, name: str) -> Tensors:
@@ -218,22 +227,29 @@ def with_patch_kernel(tensors: Tensors, name: str) -> Tensors:
   return tensors
 
 
-def without_fixed(tensors: Tensors, name: str) -> tuple[Tensors, tuple[Line, ...]]:
-  """Returns the tensors without the positions of MAE's decoder, which the network computes.
+def without_fixed(tensors: Tensors, name: str) -> Changed:
+  """Returns the tensors without the positions of MAE's decoder `[1, 1 + M, D]`, which the network computes.
 
   Raises:
-    UserError: the positions differ from the computed ones.
+    UserError: the positions differ from the computed ones, with zeros for the class token.
   """
   if name not in tensors:
-    return tensors, ()
-  table_MD = tensors[name][0] if tensors[name].ndim == 3 and len(tensors[name]) == 1 else np.zeros((0, 0))
-  side, width = math.isqrt(max(len(table_MD) - 1, 0)), table_MD.shape[1]
-  wanted = sincos2d_mae((side, side), width) if width and width % 4 == 0 else np.zeros((0, 0))
-  if not wanted.size or wanted.shape != table_MD[1:].shape or np.any(table_MD[0]) or not (
-      np.abs(table_MD[1:] - wanted).max() <= 1e-4):
+    return Changed(tensors)
+  if not _is_mae_table(tensors[name]):
     raise UserError(f'{name} is not the fixed 2-D sine-cosine table of MAE, which decoders here have')
-  return ({k: v for k, v in tensors.items() if k != name},
-          (Line(name, 'dropped', 'the same as what is computed here'),))
+  return dropping(tensors, {re.escape(name): 'the same as what is computed here'})
+
+
+def _is_mae_table(positions: HostArray) -> bool:
+  """Whether positions `[1, 1 + M, D]` are MAE's table for a square grid, with zeros for the class token."""
+  if positions.ndim != 3 or len(positions) != 1:
+    return False
+  num_rows, width = positions.shape[1:]
+  side = math.isqrt(max(num_rows - 1, 0))
+  if not side or side * side != num_rows - 1 or not width or width % 4:
+    return False
+  class_row, patch_rows = positions[0, 0], positions[0, 1:]
+  return not np.any(class_row) and bool(np.abs(patch_rows - sincos2d_mae((side, side), width)).max() <= 1e-4)
 
 
 def decoder_positions(weights: Weights) -> HostArray:

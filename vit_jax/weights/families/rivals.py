@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.weights.families import flax, timm
+from vit_jax.weights.families import flax, record, timm
 from vit_jax.weights.families.record import Clues, Family, Files, Published
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.preprocess import NORMS, PILLOW, TF
@@ -60,9 +60,9 @@ _SIZES, _PAPER = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4'), 'arXiv 19
 BIT = Family(
     'bit', 'BiT', '`.npz` of the authors; timm',
     files=(
-        Files('file', lambda t: 'resnet/root_block/standardized_conv2d/kernel' in t, BIT_NAMES, network=schema.ResNet,
+        Files('file', record.named('resnet/root_block/standardized_conv2d/kernel'), BIT_NAMES, network=schema.ResNet,
               formats=('bit',)),
-        Files('timm', lambda t: 'stem.conv.weight' in t and 'stages.0.blocks.0.conv1.weight' in t, BIT_TIMM,
+        Files('timm', record.named('stem.conv.weight', 'stages.0.blocks.0.conv1.weight'), BIT_TIMM,
               Hints(settings=timm.STEM), label='timm', formats=('timm',), network=schema.ResNet)),
     images={**NORMS['half'], **TF, 'resize': 0},
     unsupported={r'stages\..*running_mean': 'it is a ResNet with BatchNorm; that of BiT has GroupNorm'},
@@ -102,6 +102,6 @@ def _warn(_: schema.Model, clues: Clues) -> list[str]:
 
 EFFICIENTNET = Family(
     'efficientnet', 'EfficientNet', 'timm, with running statistics',
-    files=(Files('timm', lambda t: 'conv_stem.weight' in t, EFFICIENTNET_NAMES, warn=_warn, label='efficientnet',
+    files=(Files('timm', record.named('conv_stem.weight'), EFFICIENTNET_NAMES, warn=_warn, label='efficientnet',
                  formats=('timm',), network=schema.EfficientNet),),
     images={**NORMS['imagenet'], **PILLOW, 'resize': .875})

@@ -6,6 +6,7 @@ names under which one of the classes expects a certain network.
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,20 +16,8 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Interpolation, LastNorm, QkvBias, SwiGlu, checks
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
-from vit_jax.weights.families.record import (
-  Changed,
-  Clues,
-  Family,
-  Files,
-  Recognized,
-  Tensors,
-  decoder_positions,
-  distinct,
-  dropping,
-  renamed,
-  unambiguous,
-  without_fixed,
-)
+from vit_jax.weights.families import record
+from vit_jax.weights.families.record import Changed, Family, Files, Prepared, Tensors, Warn
 from vit_jax.weights.grids import ALL, NONE, TOKENS
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.network import Weights, hidden_settings, layer_scale, position_resize
@@ -39,8 +28,6 @@ STEM = {'stem.std_eps': 0., 'stem.var_eps': 1e-8, 'stem.norm_eps': 1e-5}
 """Epsilons of standardized kernels and of GroupNorm in timm, where those of the authors' programs differ."""
 HINTS = Hints(gelu=Gelu.EXACT, norm_eps=1e-6, settings=STEM)  # timm, DeiT, MAE, DINO
 IMAGES: dict[str, Any] = {**NORMS['half'], **PILLOW, 'resize': .9}
-
-# Names
 
 _QKV = r'backbone/blocks/attn/(query|key|value)/'
 TABLE = table("""
@@ -82,84 +69,90 @@ _EXTRA = table("""
 """)
 _SCALES = table('backbone/blocks/{scale1,scale2} | blocks.{i}.{gamma_1,gamma_2} | same')
 _SPLIT_QKV = table('backbone/blocks/attn/{query,key,value} | blocks.{i}.attn.{q,k,v}_proj | dense')
-_APART = table('backbone/blocks/attn/{query,value}/bias | blocks.{i}.attn.{q,v}_bias | same')
-_UNPACKED = table('backbone/blocks/mlp/{gate,up} | blocks.{i}.mlp.{fc1_g,fc1_x} | dense')
+_QV_BIASES = table('backbone/blocks/attn/{query,value}/bias | blocks.{i}.attn.{q,v}_bias | same')
+_SPLIT_GATE = table('backbone/blocks/mlp/{gate,up} | blocks.{i}.mlp.{fc1_g,fc1_x} | dense')
+"""What timm's class Eva has in place of the names of `TABLE`."""
 
-READ: Table = (*TABLE, *_EXTRA, *_SCALES, *_SPLIT_QKV, *_APART, *_UNPACKED)
-READ_PACKED: Table = (*PACKED, *_EXTRA, *_SCALES, *_SPLIT_QKV, *_APART)
+READ: Table = (*TABLE, *_EXTRA, *_SCALES, *_SPLIT_QKV, *_QV_BIASES, *_SPLIT_GATE)
+READ_PACKED: Table = (*PACKED, *_EXTRA, *_SCALES, *_SPLIT_QKV, *_QV_BIASES)
 
 
 def names_of(model: schema.Model) -> Table:
-  """Returns the names under which timm expects this ViT."""
+  """Returns the names under which timm expects this ViT; those with rotary positions are of its class Eva."""
   assert isinstance(model, schema.ViT)
   is_eva, has_inner_norm = model.positions.is_rotary, model.mlp.inner_norm
-  is_gated = isinstance(model.mlp, SwiGlu)
-  is_packed = is_gated and isinstance(model.norm, schema.LayerNorm) and not has_inner_norm and not isinstance(
-      getattr(model.positions, 'coordinates', None), schema.UnitInterval)
-  entries = PACKED if is_packed else TABLE
-  if is_gated and not is_packed:
-    entries = (*without(entries, 'backbone/blocks/mlp/up/.*'), *_UNPACKED)
+  is_dinov3 = isinstance(getattr(model.positions, 'coordinates', None), schema.UnitInterval)
+  if not isinstance(model.mlp, SwiGlu):
+    entries = TABLE
+  elif isinstance(model.norm, schema.LayerNorm) and not has_inner_norm and not is_dinov3:
+    entries = PACKED
+  else:
+    entries = (*without(TABLE, 'backbone/blocks/mlp/up/.*'), *_SPLIT_GATE)
   if is_eva:
     entries = (*without(entries, 'backbone/blocks/scale[12]'), *_SCALES)
   if is_eva and has_inner_norm:
     entries = (*without(entries, _QKV + '.*'), *_SPLIT_QKV)
   elif is_eva and model.attention.qkv_bias is QkvBias.QUERY_VALUE:
-    entries = (*without(entries, _QKV + 'bias'), *_APART)
+    entries = (*without(entries, _QKV + 'bias'), *_QV_BIASES)
   return (*entries, *_EXTRA)
 
 
 # Reading
 
-def prepare(tensors: Tensors, families: Iterable[Family]) -> Recognized:
-  """Returns the tensors under timm's names; its `family` is `timm` if they had these before, else ''."""
-  kept = tensors
-  for prefix in ('_orig_mod.', 'module.', 'model.', 'backbone.', 'encoder.', 'teacher.backbone.'):
-    if any(name.startswith(prefix) for name in kept) and not {'cls_token', 'patch_embed.proj.weight'} & kept.keys():
-      kept = distinct(kept, lambda name, prefix=prefix: name.removeprefix(prefix))  # type: ignore[misc]
+def prepare(tensors: Tensors, families: Iterable[Family]) -> Prepared:
+  """Returns the tensors under timm's names; their `label` is `timm` if they had these before, else ''."""
   families = tuple(families)
+  for prefix in ('_orig_mod.', 'module.', 'model.', 'backbone.', 'encoder.', 'teacher.backbone.'):
+    if not {'cls_token', 'patch_embed.proj.weight'} & tensors.keys():
+      tensors = record.renamed(tensors, (f'^{re.escape(prefix)}', ''))
   groups = r'^blocks\.\d+\.(\d+)\.(?=norm|attn|ls|mlp)'  # of blocks, in DINOv2's training
-  kept = renamed(kept, (groups, r'blocks.\1.'))
-  kept, counters = dropping(kept, {r'.*\.num_batches_tracked': 'a counter'})
-  kept, lines = dropping(kept, {pattern: why for one in families for pattern, why in one.timm_drops.items()})
-  lines, before = counters + lines, kept.keys()
+  tensors = record.renamed(tensors, (groups, r'blocks.\1.'))
+  tensors, counters = record.dropping(tensors, {r'.*\.num_batches_tracked': 'a counter'})
+  drops: dict[str, str] = {}
   for family in families:
-    kept, more = family.to_timm(kept)
+    drops |= family.timm_drops
+  tensors, dropped = record.dropping(tensors, drops)
+  lines = counters + dropped
+  names_before = tensors.keys()
+  for family in families:
+    tensors, more = family.to_timm(tensors)
     lines += more
-  return Recognized('timm' if before <= {*kept, 'head.bias'} else '', kept, lines)
+  return Prepared(tensors, lines, label='timm' if names_before <= {*tensors, 'head.bias'} else '')
 
 
-def vit(found: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], Hints] = HINTS, *, label: str = '',
-        formats: tuple[str, ...] = (), rename: Callable[[Tensors], Changed] | None = None,
-        warn: Callable[[schema.Model, Clues], list[str]] = unambiguous,
-        first: tuple[str, ...] | Callable[[Tensors], tuple[str, ...]] | None = None) -> Files:
-  """Returns how ViTs of a family look under the names of timm.
-
-  Args:
-    found, hints, label, formats, warn: as in `Files`.
-    first: as in `Files`; None = `first_rows`.
-    rename: gives tensors with names of their own those of timm; `found` and `hints` then see the names of the file.
-  """
-  def change(tensors: Tensors) -> Changed:
-    tensors, lines = rename(tensors) if rename else (tensors, ())
-    tensors, more = _change(tensors)
-    return tensors, lines + more
-
-  def all_hints(tensors: Tensors) -> Hints:
-    own = hints if isinstance(hints, Hints) else hints(tensors)
-    return own._replace(norm_after_pool=_is_norm_after(tensors))
-
-  return Files('file' if rename else 'timm', found, lambda tensors: READ_PACKED if is_packed(tensors) else READ,
-               all_hints, change=change, warn=warn, label=label, formats=formats, written=names_of,
-               first=first or first_rows)
-
-
-def first_rows(tensors: Tensors) -> tuple[str, ...]:
+def first_rows_of(tensors: Tensors) -> tuple[str, ...]:
   """Returns which rows of positions are before those of the patches: timm's setting `no_embed_class`.
 
   With it (DeiT III, FlexiViT) only patches have positions, without it all tokens; the authors of DINOv2 give their
   registers none.
   """
-  return (NONE, ALL) if 'reg_token' in tensors else (TOKENS,) if 'register_tokens' in tensors else (TOKENS, NONE)
+  if 'reg_token' in tensors:
+    return NONE, ALL
+  return (TOKENS,) if 'register_tokens' in tensors else (TOKENS, NONE)
+
+
+def vit(matches: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], Hints] = HINTS, *, label: str = '',
+        formats: tuple[str, ...] = (), rename: Callable[[Tensors], Changed] | None = None,
+        warn: Warn = lambda model, clues: [],
+        first_rows: tuple[str, ...] | Callable[[Tensors], tuple[str, ...]] = first_rows_of) -> Files:
+  """Returns how ViTs of a family look under the names of timm.
+
+  Args:
+    matches, hints, label, formats, warn, first_rows: as in `Files`.
+    rename: gives tensors with names of their own those of timm; `matches` and `hints` then see the names of the file.
+  """
+  def change(tensors: Tensors) -> Changed:
+    tensors, lines = rename(tensors) if rename else Changed(tensors)
+    tensors, more = _change(tensors)
+    return Changed(tensors, lines + more)
+
+  def with_norm_after_pool(tensors: Tensors) -> Hints:
+    known = hints if isinstance(hints, Hints) else hints(tensors)
+    return known._replace(norm_after_pool=_is_norm_after(tensors))
+
+  return Files('file' if rename else 'timm', matches, lambda tensors: READ_PACKED if is_packed(tensors) else READ,
+               with_norm_after_pool, change=change, warn=warn, label=label, formats=formats, written=names_of,
+               first_rows=first_rows)
 
 
 def is_packed(tensors: Tensors) -> bool:
@@ -175,25 +168,28 @@ def _is_norm_after(tensors: Tensors) -> bool:
 
 def _change(tensors: Tensors) -> Changed:
   """Returns the tensors of a ViT without parts of training, and with the names of one class where two have others."""
-  kept, dropped = dropping(tensors, {r'head\.(mlp|last_layer)\..*': 'the projection head of self-supervision'} | (
-      {} if 'decoder_embed.weight' in tensors else {'mask_token': 'of pre-training with hidden patches'}))
-  kept = renamed(kept, (r'^register_tokens', 'reg_token'),
-                 (r'^patch_embed\.backbone\.(conv|norm)\.', r'patch_embed.backbone.stem.\1.'),
-                 *([(r'^fc_norm\.', 'norm.')] if _is_norm_after(kept) else []))
-  kept, more = without_fixed(kept, 'decoder_pos_embed')
-  return kept, dropped + more
+  drops = {r'head\.(mlp|last_layer)\..*': 'the projection head of self-supervision'}
+  if 'decoder_embed.weight' not in tensors:
+    drops['mask_token'] = 'of pre-training with hidden patches'
+  tensors, dropped = record.dropping(tensors, drops)
+  if _is_norm_after(tensors):
+    tensors = record.renamed(tensors, (r'^fc_norm\.', 'norm.'))
+  tensors = record.renamed(tensors, (r'^register_tokens', 'reg_token'),
+                    (r'^patch_embed\.backbone\.(conv|norm)\.', r'patch_embed.backbone.stem.\1.'))
+  tensors, fixed = record.without_fixed(tensors, 'decoder_pos_embed')
+  return Changed(tensors, dropped + fixed)
 
 
 # Writing
 
 def with_register_rows(leaves: Tensors, weights: Weights) -> Tensors:
   """Returns the leaves with a zero position for each register; timm has these if the class token has a position."""
-  m, table = weights.model, leaves.get('backbone/positions')
-  if table is None or not isinstance(m, schema.ViT) or not m.registers:
+  m, positions = weights.model, leaves.get('backbone/positions')
+  if positions is None or not isinstance(m, schema.ViT) or not m.registers:
     return leaves
-  first = m.num_first
-  rows = np.zeros((1, m.registers, table.shape[2]), np.float32)
-  return {**leaves, 'backbone/positions': np.concatenate([table[:, :first], rows, table[:, first:]], axis=1)}
+  zeros = np.zeros((1, m.registers, positions.shape[2]), np.float32)
+  tokens, patches = np.split(positions, [m.num_first], axis=1)
+  return {**leaves, 'backbone/positions': np.concatenate([tokens, zeros, patches], axis=1)}
 
 
 def finish(tensors: Tensors, weights: Weights) -> Tensors:
@@ -202,15 +198,15 @@ def finish(tensors: Tensors, weights: Weights) -> Tensors:
   if not isinstance(m, schema.ViT):
     return tensors
   if getattr(m.positions, 'mixed', False):  # the frequencies of all blocks are one tensor, [2, L, A, K / 2]
-    own = {name: x for name, x in tensors.items() if name.endswith('.rope.freqs')}
-    whole = np.stack([own[f'blocks.{i}.rope.freqs'] for i in range(len(own))], axis=1)
-    return {**{name: x for name, x in tensors.items() if name not in own}, 'rope.freqs': whole}
+    by_block = [tensors[f'blocks.{i}.rope.freqs'] for i in range(m.depth)]
+    others = {name: x for name, x in tensors.items() if not name.endswith('.rope.freqs')}
+    return {**others, 'rope.freqs': np.stack(by_block, axis=1)}
   if isinstance(m.stem, schema.ResNetStem) and not m.stem.layers:  # it has another name without stages
-    return renamed(tensors, (r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.'))
+    return record.renamed(tensors, (r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.'))
   if m.last_norm is LastNorm.POOLED:
-    return renamed(tensors, (r'^norm\.', 'fc_norm.'))
+    return record.renamed(tensors, (r'^norm\.', 'fc_norm.'))
   if weights.decoder:
-    return tensors | {'decoder_pos_embed': decoder_positions(weights)}
+    return tensors | {'decoder_pos_embed': record.decoder_positions(weights)}
   if weights.num_classes and not weights.head.bias:
     return tensors | {'head.bias': np.zeros(weights.num_classes, np.float32)}
   return tensors
@@ -237,24 +233,25 @@ def config(weights: Weights) -> dict[str, Any]:
   """
   m, p = weights.model, weights.preprocess
   name, arguments = _architecture(weights)
-  crop = {'crop_pct': min(p.image_px) / p.resize_px, 'crop_mode': 'center'} if p.resize_px else {
-      'crop_pct': 1., 'crop_mode': 'squash'}
+  crop: dict[str, Any] = {'crop_pct': 1., 'crop_mode': 'squash'}
+  if p.resize_px:
+    crop = {'crop_pct': min(p.image_px) / p.resize_px, 'crop_mode': 'center'}
   interpolation = 'bilinear' if p.interpolation is Interpolation.AREA else p.interpolation.value
-  first, last = ENDS[type(m)]
-  is_conv = isinstance(m, schema.ResNet | schema.EfficientNet)
-  if first == 'patch_embed.proj' and isinstance(getattr(m, 'stem', None), schema.ResNetStem):
-    first = 'patch_embed.backbone.stem.conv'
-  found: dict[str, Any] = {
+  first_layer, last_layer = ENDS[type(m)]
+  if isinstance(m, schema.ViT) and isinstance(m.stem, schema.ResNetStem):
+    first_layer = 'patch_embed.backbone.stem.conv'
+  takes_any_size = isinstance(m, schema.ResNet | schema.EfficientNet)
+  content: dict[str, Any] = {
       'architecture': name, 'num_classes': weights.num_classes,
       'global_pool': arguments.get('global_pool', 'token' if isinstance(m, schema.ViT) else 'avg'),
       'model_args': arguments,
       'pretrained_cfg': {'tag': 'vit_jax', 'custom_load': False, 'input_size': [3, *p.image_px],
-                         'fixed_input_size': not is_conv, 'interpolation': interpolation, **crop, 'mean': list(p.mean),
-                         'std': list(p.std), 'num_classes': weights.num_classes, 'pool_size': None,
-                         'first_conv': first, 'classifier': last}}
-  found |= {'position_resize': resize} if (resize := position_resize(m)) else {}
-  found |= {'network': network} if (network := hidden_settings(m)) else {}
-  return found | ({'label_names': list(weights.class_names)} if weights.class_names else {})
+                         'fixed_input_size': not takes_any_size, 'interpolation': interpolation, **crop,
+                         'mean': list(p.mean), 'std': list(p.std), 'num_classes': weights.num_classes,
+                         'pool_size': None, 'first_conv': first_layer, 'classifier': last_layer}}
+  optional = {'position_resize': position_resize(m), 'network': hidden_settings(m),
+              'label_names': list(weights.class_names)}
+  return content | {key: value for key, value in optional.items() if value}
 
 
 def _architecture(weights: Weights) -> tuple[str, dict[str, Any]]:
@@ -262,8 +259,8 @@ def _architecture(weights: Weights) -> tuple[str, dict[str, Any]]:
   m, p = weights.model, weights.preprocess
   match m:
     case schema.ViT() if isinstance(m.stem, schema.ResNetStem):
-      if found := HYBRIDS.get((m.stem.layers, m.width)):
-        return found, {'img_size': side_px(p), 'act_layer': ACTIVATION[m.gelu]}
+      if hybrid := HYBRIDS.get((m.stem.layers, m.width)):
+        return hybrid, {'img_size': side_px(p), 'act_layer': ACTIVATION[m.gelu]}
       raise UserError(f'--to: expected a network that timm has, got a hybrid with the stem {m.stem.layers} and width '
                       f'{m.width}. Write a single .safetensors file.')
     case schema.ViT():
@@ -273,18 +270,19 @@ def _architecture(weights: Weights) -> tuple[str, dict[str, Any]]:
       if m.width in letters and p.image_px == (224, 224):
         return f'mixer_{letters[m.width]}{m.patch}_224', {'act_layer': ACTIVATION[m.gelu]}
     case schema.ResNet():
-      if found := next((name for name in BITS if sizes.resnet(f'R{name}') == schema.ResNet(
-          m.layers, m.width)), ''):
-        return f'resnetv2_{found}_bit', {}
+      for size in BITS:
+        if sizes.resnet(f'R{size}') == schema.ResNet(m.layers, m.width):
+          return f'resnetv2_{size}_bit', {}
     case schema.EfficientNet():
-      if found := next((name for name, (width, depth, *_) in sizes.EFFICIENTNET.items()
-                        if (width, depth) == (m.width_factor, m.depth_factor)), ''):
-        return f'tf_efficientnet_{found.lower()}', {}
+      for size, (width, depth, *_) in sizes.EFFICIENTNET.items():
+        if (width, depth) == (m.width_factor, m.depth_factor):
+          return f'tf_efficientnet_{size.lower()}', {}
   raise UserError(f'--to: expected a network that timm has a name for, got another {type(m).__name__}. Write a single '
                   '.safetensors file.')
 
 
 def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
+  """Returns the name and the arguments of `create_model` for a ViT whose patches are cut from the image itself."""
   others = {  # what the arguments of timm's class VisionTransformer in a file cannot describe
       f'positions {checks.kind(m.positions)}': m.positions.is_rotary,
       'RMSNorm': isinstance(m.norm, schema.RmsNorm),
@@ -294,20 +292,20 @@ def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
       'no bias of the output matrices': not (m.attention.out_bias and m.mlp.bias),
       'a pool over the class token': m.pool.has_parameters and m.pool.class_token,
       'a SwiGLU MLP': isinstance(m.mlp, SwiGlu)}
-  if beyond := [name for name, is_so in others.items() if is_so]:
+  if unsupported := [name for name, is_so in others.items() if is_so]:
     raise UserError(f'--to: expected a network that a timm config.json can describe, got one with '
-                    f'{", ".join(beyond)}. Write a single .safetensors file, whose tensors timm reads by name.')
+                    f'{", ".join(unsupported)}. Write a single .safetensors file, whose tensors timm reads by name.')
   if isinstance(m.pool, schema.First):
     raise UserError('pool=first: expected a pooling that timm has, got the first patch token. Write a single '
                     '.safetensors or .npz file.')
-  found: dict[str, Any] = {
+  arguments: dict[str, Any] = {
       'img_size': side_px(p), 'patch_size': m.patch, 'embed_dim': m.width, 'depth': m.depth, 'num_heads': m.heads,
       'mlp_ratio': m.mlp.hidden / m.width, 'act_layer': ACTIVATION[m.gelu]}
-  found |= {'init_values': scale} if (scale := layer_scale(m)) else {}
-  found |= {'reg_tokens': m.registers} if m.registers else {}
-  found |= {'qk_norm': True} if m.attention.qk_norm else {}
-  found |= {'qkv_bias': False} if m.attention.qkv_bias is QkvBias.NONE else {}
+  optional = {'init_values': layer_scale(m), 'reg_tokens': m.registers, 'qk_norm': m.attention.qk_norm}
+  arguments |= {name: value for name, value in optional.items() if value}
+  if m.attention.qkv_bias is QkvBias.NONE:
+    arguments['qkv_bias'] = False
   if not isinstance(m.pool, schema.ClassToken):
-    found |= {'class_token': m.pool.class_token, 'global_pool': 'map' if m.pool.has_parameters else 'avg',
-              'fc_norm': m.last_norm is LastNorm.POOLED}
-  return ('deit_base_distilled_patch16_224' if m.pool.distillation else 'vit_base_patch16_224'), found
+    arguments |= {'class_token': m.pool.class_token, 'global_pool': 'map' if m.pool.has_parameters else 'avg',
+                  'fc_norm': m.last_norm is LastNorm.POOLED}
+  return ('deit_base_distilled_patch16_224' if m.pool.distillation else 'vit_base_patch16_224'), arguments

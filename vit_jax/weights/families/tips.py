@@ -12,8 +12,8 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Interpolation, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.weights.families import dinov2, flax, timm
-from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Published, Tensors, renamed
+from vit_jax.weights.families import flax, record, selfsup, timm
+from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Published, Tensors
 from vit_jax.weights.grids import NONE
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.network import Line, Weights, layer_scale
@@ -42,15 +42,12 @@ SWIGLU: Table = (*_COMMON, *table("""
 
 
 def _change(tensors: Tensors) -> Changed:
-  """Returns the tensors with the second class token as a register, and with the positions as rows.
-
-  Raises:
-    UserError: class tokens or positions are missing, or do not have the shape that these files have.
-  """
+  """Returns the tensors with the second class token as a register, and with the positions as rows. Raises UserError if
+  class tokens or positions are missing, or do not have the shape that these files have."""
   cls = _checked(tensors, _CLS, (1, 2, 0))
   table = _checked(tensors, _POSITIONS, (1, 0, 0, 0))
-  found = {**tensors, _CLS: cls[:, :1], _REGISTERS: cls[:, 1:], _POSITIONS: table.reshape(1, -1, table.shape[-1])}
-  return found, (Line(_CLS, 'folded', 'the second class token is a register here'),)
+  changed = {**tensors, _CLS: cls[:, :1], _REGISTERS: cls[:, 1:], _POSITIONS: table.reshape(1, -1, table.shape[-1])}
+  return Changed(changed, (Line(_CLS, 'folded', 'the second class token is a register here'),))
 
 
 def _hints(tensors: Tensors) -> Hints:
@@ -61,42 +58,52 @@ def _hints(tensors: Tensors) -> Hints:
 
 def _checked(tensors: Tensors, name: str, shape: tuple[int, ...]) -> HostArray:
   """Returns a tensor. Raises UserError if it is missing or has another shape; 0 stands for any length."""
-  found = tensors[name].shape if name in tensors else None
-  if found is None or len(found) != len(shape) or any(n not in (0, own) for own, n in zip(found, shape, strict=True)):
-    wanted = ', '.join(str(n or 'any') for n in shape)
-    raise UserError(f'{name}: expected an array [{wanted}], got {"none" if found is None else list(found)}. Use a file '
-                    'as the authors of TIPS published it.')
-  return tensors[name]
+  tensor = tensors.get(name)
+  if tensor is not None and tensor.ndim == len(shape) and all(
+      expected in (0, length) for length, expected in zip(tensor.shape, shape, strict=True)):
+    return tensor
+  wanted = ', '.join(str(length or 'any') for length in shape)
+  raise UserError(f'{name}: expected an array [{wanted}], got {"none" if tensor is None else list(tensor.shape)}. Use '
+                  'a file as the authors of TIPS published it.')
 
 
-def _holds(m: schema.ViT, weights: Weights, changed: frozenset[str]) -> bool:
-  return not weights.num_classes and m.registers == 1 and changed <= {'block.layer_scale', 'registers', 'mlp'} and (
-      getattr(m.positions, 'resize', None) is PositionResize.BILINEAR_ANTIALIAS)
+def _is_tipsv2_vision(m: schema.ViT, weights: Weights, differing: frozenset[str]) -> bool:
+  """Whether the TIPSv2 of transformers computes this ViT, which has one register and no head."""
+  resizes_alike = getattr(m.positions, 'resize', None) is PositionResize.BILINEAR_ANTIALIAS
+  return (not weights.num_classes and m.registers == 1 and resizes_alike
+          and differing <= {'block.layer_scale', 'registers', 'mlp'})
 
 
 def _config(m: schema.ViT, _: Weights) -> dict[str, Any]:
   is_gated = isinstance(m.mlp, schema.SwiGlu)
-  return {'layer_norm_eps': m.norm.eps, 'mlp_ratio': dinov2.mlp_ratio(m) if is_gated else m.mlp.hidden / m.width,
+  return {'layer_norm_eps': m.norm.eps, 'mlp_ratio': selfsup.mlp_ratio(m) if is_gated else m.mlp.hidden / m.width,
           'use_swiglu_ffn': is_gated, 'num_register_tokens': m.registers, 'layerscale_value': layer_scale(m)}
 
 
 def _finish(tensors: Tensors, weights: Weights) -> Tensors:
-  return dinov2.with_mask_token(renamed(
+  """Returns the tensors with the names that attention has in transformers 5, and with the mask token."""
+  return selfsup.with_mask_token(record.renamed(
       tensors, *((rf'\.attention\.attention\.{name}\.', f'.attention.{name[0]}_proj.')
                  for name in ('query', 'key', 'value')),
       (r'\.attention\.output\.dense\.', '.attention.o_proj.')), weights)
 
 
+def _has_one_register(tensors: Tensors) -> bool:
+  """Whether these are a ViT under the names of the authors of DINOv2, with one register."""
+  return {'patch_embed.proj.weight', 'register_tokens'} <= tensors.keys() and (
+      tensors['register_tokens'].shape[1:2] == (1,))
+
+
 _DEFAULTS = {'num_attention_heads': 0, 'image_size': 448, 'layer_norm_eps': 1e-6,
              'position_resize': 'bilinear_antialias'}
-FAMILY = Family(
+TIPS = Family(
     'tips', 'TIPS, TIPSv2', '`.npz` and `.pth` of the authors; transformers; timm',
     files=(Files('file', lambda t: any(name.startswith(f'{_TOKENS}/') for name in t),
                  lambda t: SWIGLU if any('/FFNSwiGluFused_0/' in name for name in t) else MLP, _hints, change=_change,
-                 first=(NONE,)),
-           timm.vit(lambda t: 'patch_embed.proj.weight' in t and 'register_tokens' in t and (
-               t['register_tokens'].shape[1:2] == (1,)), label='tips')),
-    kinds=(Kind('tipsv2_vision_model', ('Tipsv2VisionModel', ''), _holds, dinov2.table, _config, _finish),),
+                 first_rows=(NONE,)),
+           timm.vit(_has_one_register, label='tips')),
+    kinds=(Kind('tipsv2_vision_model', ('Tipsv2VisionModel', ''), _is_tipsv2_vision, selfsup.dinov2_table, _config,
+                _finish),),
     images={**NORMS['zero_one'], **PILLOW, 'interpolation': Interpolation.BILINEAR, 'resize': 0},
     position_resize=PositionResize.BILINEAR_ANTIALIAS,
     config_defaults={'tipsv2': _DEFAULTS, 'tipsv2_vision_model': _DEFAULTS},

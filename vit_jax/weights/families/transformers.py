@@ -9,7 +9,8 @@ from typing import Any
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Geometry, Interpolation, QkvBias, checks
 from vit_jax.core.errors import UserError
-from vit_jax.weights.families.record import Changed, Kind, Recognized, Tensors, dropping, renamed, without_fixed
+from vit_jax.weights.families import record
+from vit_jax.weights.families.record import Changed, Kind, Prepared, Tensors
 from vit_jax.weights.hints import Hints, pool_word
 from vit_jax.weights.network import Weights, layer_scale, position_resize
 from vit_jax.weights.preprocess import NORMS, Preprocess, side_px
@@ -26,12 +27,9 @@ _DROPS = {
     r'embeddings\.mask_token': 'of pre-training with hidden patches',
     r'decoder\.0\..*': 'of pre-training with hidden patches',
     r'(text_model|text_projection)\..*|logit_scale|logit_bias|temperature|text_projection': 'of the text tower',
-    r'(embeddings|text_model\.embeddings)\.position_ids': 'numbers from 0',
-}
+    r'(embeddings|text_model\.embeddings)\.position_ids': 'numbers from 0'}
 _BLOCK = r'^((?:encoder\.layer|decoder\.decoder_layers)\.\d+)\.'
 _PATCHES = 'embeddings.patch_embeddings.projection.weight'
-
-# Names
 
 _COMMON = table("""
     backbone/stem | embeddings.patch_embeddings.projection | conv
@@ -66,28 +64,29 @@ DINO_SWIGLU: Table = (*without(DINO, 'backbone/blocks/mlp/.*'), *table("""
 
 # Reading
 
-def prepare(tensors: Tensors) -> Recognized:
+def prepare(tensors: Tensors) -> Prepared:
   """Returns the tensors without the prefix of the backbone, and without those of poolers and text towers."""
-  kept = renamed(_from_flax(tensors), (_PREFIX, ''), (r'^cls_classifier', 'classifier'),
-                 (r'^layers\.', 'encoder.layer.'),
-                 (r'^decoder\.decoder_encoder\.layer\.', 'decoder.decoder_layers.'))  # saved by transformers 5.23
-  kept, dropped = dropping(kept, _DROPS)
-  return Recognized('huggingface', kept, dropped)
+  tensors = record.renamed(_from_flax(tensors), (_PREFIX, ''), (r'^cls_classifier', 'classifier'),
+                    (r'^layers\.', 'encoder.layer.'),
+                    (r'^decoder\.decoder_encoder\.layer\.', 'decoder.decoder_layers.'))  # saved by transformers 5.23
+  tensors, dropped = record.dropping(tensors, _DROPS)
+  return Prepared(tensors, dropped, label='huggingface')
 
 
 def _from_flax(tensors: Tensors) -> Tensors:
   """Returns the tensors of a `flax_model.msgpack` under the names and in the layouts of PyTorch; others as they are."""
   if not any(re.search(r'embeddings/patch_embeddings?/(projection/)?kernel$', name) for name in tensors):
     return tensors
-  axes = {2: (1, 0), 4: (3, 2, 0, 1)}
-  found: Tensors = {}
+  axes = {2: (1, 0), 4: (3, 2, 0, 1)}  # of matrices and convolutions of Flax, in the order of PyTorch
+  of_pytorch: Tensors = {}
   for name, x in tensors.items():
     layer, _, leaf = name.replace('/', '.').rpartition('.')
     if leaf == 'kernel' and x.ndim in axes:
       x = x.transpose(axes[x.ndim])
-    found[f'{layer}.weight' if leaf in ('kernel', 'scale', 'embedding') else name.replace('/', '.')] = x
-  return found
-
+    if leaf in ('kernel', 'scale', 'embedding'):
+      leaf = 'weight'
+    of_pytorch[f'{layer}.{leaf}' if layer else leaf] = x
+  return of_pytorch
 
 def is_older(tensors: Tensors, *, has_scales: bool) -> bool:
   """Whether it is a ViT, DeiT, ViTMAE, or with layer scales a DINOv2 or TIPSv2."""
@@ -96,15 +95,14 @@ def is_older(tensors: Tensors, *, has_scales: bool) -> bool:
 
 def with_older_names(tensors: Tensors) -> Tensors:
   """Returns the tensors of an older network under the names that all versions have."""
-  letters = (('q', 'query'), ('k', 'key'), ('v', 'value'))
-  return renamed(
-      tensors, *((_BLOCK + rf'attention\.{new}_proj', rf'\1.attention.attention.{old}') for new, old in letters),
-      (_BLOCK + r'attention\.o_proj', r'\1.attention.output.dense'))
+  return record.renamed(tensors, *((_BLOCK + rf'attention\.{name[0]}_proj', rf'\1.attention.attention.{name}')
+                            for name in ('query', 'key', 'value')),
+                 (_BLOCK + r'attention\.o_proj', r'\1.attention.output.dense'))
 
 
 def change_vit(tensors: Tensors) -> Changed:
   """Returns the tensors of a ViT, DeiT or ViTMAE under the names that all versions have."""
-  return without_fixed(renamed(
+  return record.without_fixed(record.renamed(
       with_older_names(tensors), (_BLOCK + r'mlp\.fc1', r'\1.intermediate.dense'),
       (_BLOCK + r'mlp\.fc2', r'\1.output.dense')), 'decoder.decoder_pos_embed')
 
@@ -116,18 +114,21 @@ _FREE = ('hidden', 'kernel', 'dropout', 'eps', 'resize')
 
 
 def differing(m: schema.ViT) -> frozenset[str]:
-  """Returns the dotted names of settings in which a network differs from a plain ViT, if they change its function."""
-  plain, found = schema.ViT(), set()
-  for name in ('pool', 'norm_before', 'last_norm', 'registers'):
-    found |= {name} if getattr(m, name) != getattr(plain, name) else set()
+  """Returns the settings in which a network differs from a plain ViT, if they change its function.
+
+  The names are dotted, such as `norm_before` and `attention.qkv_bias`; `mlp` stands for an MLP of another class.
+  """
+  plain, alone = schema.ViT(), ('pool', 'norm_before', 'last_norm', 'registers')
+  names = {name for name in alone if getattr(m, name) != getattr(plain, name)}
   for name in ('mlp', 'attention', 'block', 'positions', 'stem', 'norm'):
-    own, usual = getattr(m, name), getattr(plain, name)
-    found |= {name} if type(own) is not type(usual) else set()
-    for field in dataclasses.fields(usual):
-      value = getattr(usual, field.name)
-      is_other = field.name not in _FREE and getattr(own, field.name, value) != value
-      found |= {f'{name}.{field.name}'} if is_other else set()
-  return frozenset(found)
+    part, plain_part = getattr(m, name), getattr(plain, name)
+    if type(part) is not type(plain_part):
+      names.add(name)
+    for field in dataclasses.fields(plain_part):
+      value = getattr(plain_part, field.name)
+      if field.name not in _FREE and getattr(part, field.name, value) != value:
+        names.add(f'{name}.{field.name}')
+  return frozenset(names)
 
 
 def kind_of(weights: Weights, kinds: Iterable[Kind]) -> Kind:
@@ -140,9 +141,10 @@ def kind_of(weights: Weights, kinds: Iterable[Kind]) -> Kind:
   if not isinstance(m, schema.ViT):
     raise UserError(f'--family: expected one that has a {type(m).__name__}, got huggingface. Set --family=timm, or '
                     'write an .npz.')
-  changed = differing(m)
-  if found := next((kind for kind in kinds if kind.holds(m, weights, changed)), None):
-    return found
+  names = differing(m)
+  for kind in kinds:
+    if kind.holds(m, weights, names):
+      return kind
   raise UserError('--family: expected a network that transformers has, got ' + '; '.join(obstacles(m, weights))
                   + '. Set --family=timm or --family=run.')
 
@@ -170,9 +172,9 @@ def obstacles(m: schema.ViT, weights: Weights) -> list[str]:
 
 def is_plain(m: schema.ViT, weights: Weights, *, distilled: bool = False, decoder: bool = False) -> bool:
   """Whether a ViT is one of the older networks without layer scales, with these parts."""
-  has_token = m.pool.distillation
-  return not layer_scale(m) and (has_token, bool(weights.decoder) and not has_token) == (distilled, decoder) and (
-      not obstacles(m, weights))
+  has_decoder = bool(weights.decoder) and not m.pool.distillation
+  has_parts = m.pool.distillation == distilled and has_decoder == decoder
+  return has_parts and not layer_scale(m) and not obstacles(m, weights)
 
 
 def under(prefix: str) -> Callable[[Tensors, Weights], Tensors]:
@@ -205,19 +207,20 @@ def config(weights: Weights, kind: Kind) -> dict[str, Any]:
 
 def tower_config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
   """Returns what the configs of CLIP, SigLIP and I-JEPA have besides."""
-  return {'layer_norm_eps': m.norm.eps, 'intermediate_size': m.mlp.hidden} | (
-      {'projection_dim': weights.num_classes} if weights.num_classes else {})
+  projection = {'projection_dim': weights.num_classes} if weights.num_classes else {}
+  return {'layer_norm_eps': m.norm.eps, 'intermediate_size': m.mlp.hidden, **projection}
 
 
 def older_config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
   """Returns what the configs of the older networks have besides."""
-  found: dict[str, Any] = {
+  content: dict[str, Any] = {
       'hidden_act': ACTIVATION[m.gelu], 'layer_norm_eps': m.norm.eps,
       'qkv_bias': m.attention.qkv_bias is not QkvBias.NONE, 'hidden_dropout_prob': 0.,
       'attention_probs_dropout_prob': 0., 'initializer_range': .02}
-  names = weights.class_names or tuple(f'LABEL_{i}' for i in range(weights.num_classes))
-  return found | ({'id2label': {str(i): name for i, name in enumerate(names)},
-                   'label2id': {name: i for i, name in enumerate(names)}} if names else {})
+  if names := weights.class_names or tuple(f'LABEL_{i}' for i in range(weights.num_classes)):
+    content |= {'id2label': {str(i): name for i, name in enumerate(names)},
+                'label2id': {name: i for i, name in enumerate(names)}}
+  return content
 
 
 def vit_config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
@@ -231,14 +234,14 @@ def processor(p: Preprocess) -> dict[str, Any]:
   ViTImageProcessor resizes to a square, and DeiTImageProcessor also takes a center crop; BitImageProcessor resizes the
   short side and takes a center crop.
   """
-  height, width = p.image_px
-  found: dict[str, Any] = {
+  crop = {'height': p.image_px[0], 'width': p.image_px[1]}
+  content: dict[str, Any] = {
       'do_resize': True, 'resample': FILTERS[p.interpolation], 'do_rescale': True, 'rescale_factor': 1 / 255,
       'do_normalize': True, 'image_mean': list(p.mean), 'image_std': list(p.std)}
   if not p.resize_px:
-    return found | {'image_processor_type': 'ViTImageProcessor', 'size': {'height': height, 'width': width}}
+    return content | {'image_processor_type': 'ViTImageProcessor', 'size': crop}
   if p.geometry is Geometry.HUGGINGFACE:
-    return found | {'image_processor_type': 'DeiTImageProcessor', 'size': {'height': p.resize_px, 'width': p.resize_px},
-                    'do_center_crop': True, 'crop_size': {'height': height, 'width': width}}
-  return found | {'image_processor_type': 'BitImageProcessor', 'size': {'shortest_edge': p.resize_px},
-                  'do_center_crop': True, 'crop_size': {'height': height, 'width': width}}
+    size, processor_type = {'height': p.resize_px, 'width': p.resize_px}, 'DeiTImageProcessor'
+  else:
+    size, processor_type = {'shortest_edge': p.resize_px}, 'BitImageProcessor'
+  return content | {'image_processor_type': processor_type, 'size': size, 'do_center_crop': True, 'crop_size': crop}

@@ -5,7 +5,7 @@ import pytest
 
 import vit_jax
 from vit_jax.core.errors import UserError
-from vit_jax.weights import addresses, catalog, published
+from vit_jax.weights import addresses, published
 
 
 def test_every_known_name_is_described() -> None:
@@ -48,7 +48,7 @@ def test_a_listed_name_is_asked_for_at_its_address() -> None:
   def opener(address: str, *_: object, **__: object) -> None:
     asked.append(address)
     raise OSError('no network in tests')
-  for one in catalog.list_weights('mixer*i21k'):
+  for one in published.list_weights('mixer*i21k'):
     with pytest.raises((UserError, OSError)):
       addresses.local(one.name, opener=opener)  # type: ignore[arg-type]
   assert [address.rpartition('/')[2] for address in dict.fromkeys(asked)] == ['Mixer-B_16.npz', 'Mixer-L_16.npz']
