@@ -31,9 +31,9 @@ from vit_jax.data.image.transform import Shapes
 from vit_jax.data.source import Source
 from vit_jax.data.text import captions
 from vit_jax.models import cost, heads, initialization
-from vit_jax.models.text.tower import TextTower
+from vit_jax.models.text_tower import TextTower
 from vit_jax.objectives import pair_losses, spec
-from vit_jax.objectives.networks import STATE, NetworkView, init_backbone, statistics
+from vit_jax.objectives.networks import STATE, NetworkView, OneNetwork, init_backbone, statistics
 from vit_jax.optim import freezing
 
 SCALES = {PairLoss.SIGMOID: 10., PairLoss.SOFTMAX: 1 / .07}
@@ -42,7 +42,7 @@ PARTS = ('head', 'text', 'logits')
 """What a view has beside the backbone: the projection of images, the text tower, scale and bias of the logits."""
 
 
-class Contrastive:
+class Contrastive(OneNetwork):
   """Objective: images and their texts get similar vectors, others different ones.
 
     x = unit(W backbone(image)), without W if `out_dim` is 0;  y = unit(tower(text))
@@ -107,10 +107,6 @@ class Contrastive:
     metrics = {name: weighted_mean(jnp.broadcast_to(jax.lax.stop_gradient(x), len(image_BE)), mask_B)
                for name, x in each.items()}
     return LossOut(loss, metrics, {})
-
-  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del params, step
-    return {**extra, **stats}
 
   def views(self) -> dict[str, View]:
     return {'student': NetworkView(self.backbone, PARTS)}

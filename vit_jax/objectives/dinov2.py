@@ -24,13 +24,14 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Centering
 from vit_jax.core.axes import labelled
-from vit_jax.core.contracts import Backbone, TokenBackbone, Watch
+from vit_jax.core.contracts import Backbone, TokenBackbone
 from vit_jax.core.numerics import constrain_batch, counted, split_key
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.models.heads import Projector
 from vit_jax.models.vit.vit import TOKENS
 from vit_jax.objectives import dino, patches, spec
-from vit_jax.objectives.dino import CENTER, SINKHORN_ROUNDS, TEACHER, Dino, Rates, sinkhorn
+from vit_jax.objectives.dino import CENTER, Dino, Rates
+from vit_jax.objectives.networks import TEACHER, copied
 
 PATCH_CENTER = 'patch_center'
 """Key of `extra` for the center of the outputs for masked patches."""
@@ -88,8 +89,8 @@ class Dinov2(Dino):
     if projector is not None:
       new['patch_projector'] = projector.init(jax.random.fold_in(key, 2), width)
       num = projector.prototypes
-    teacher = jax.tree.map(lambda x: x + 0., new)
-    return {**params, **new}, {**extra, TEACHER: {**extra[TEACHER], **teacher}, PATCH_CENTER: jnp.zeros((1, num))}
+    teacher = {**extra[TEACHER], **copied(new)}
+    return {**params, **new}, {**extra, TEACHER: teacher, PATCH_CENTER: jnp.zeros((1, num))}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     return self._losses(params, extra, batch, key, step)[0]
@@ -113,7 +114,7 @@ class Dinov2(Dino):
     dino_B = dino.cross_entropy(targets_BtK, log_p_BVK, local_weight=self._settings.local_weight)
     weight_Gs = masks.weight * jnp.take_along_axis(
         weight_B.reshape(masks.number.shape[0], -1), masks.number // masks.is_masked[0].size, axis=1)
-    wanted_GsK = self._patch_targets(teacher_GsK, extra[PATCH_CENTER], weight_Gs, step)
+    wanted_GsK = self._targets(teacher_GsK, extra[PATCH_CENTER], weight_Gs, step)
     error_Gs = -(wanted_GsK * jax.nn.log_softmax(student_GsK / self._student_temperature)).sum(-1)
     s, total = self._settings, weight_B.sum()
     terms = {'dino': (dino_B * weight_B).sum(), 'ibot': (error_Gs * weight_Gs).sum() / NUM_GLOBAL,
@@ -187,14 +188,6 @@ class Dinov2(Dino):
                   else self._patch_projector.apply(params['patch_projector'], picked_RD))
     return outputs_RK.reshape(*masks.number.shape, -1)
 
-  def _patch_targets(self, teacher_GsK: Array, center_1K: Array, weight_Gs: Array, step: Array) -> Array:
-    """Returns the targets P_t of slots, `[G, s, K]`; those of slots with weight 0 have no meaning."""
-    temperature = self._rates.teacher_temperature(step)
-    if self._centering is not Centering.SINKHORN:
-      return jax.nn.softmax((teacher_GsK - center_1K[None]) / temperature)
-    rows = teacher_GsK.reshape(-1, teacher_GsK.shape[-1]) / temperature
-    return sinkhorn(rows, weight_Gs.reshape(-1), rounds=SINKHORN_ROUNDS).reshape(teacher_GsK.shape)
-
 
 def _patch_health(targets_GsK: Array, used_Gs1: Array) -> dict[str, Mean]:
   """Returns entropy, information and share of prototypes of the targets of masked patches, as metrics."""
@@ -262,6 +255,7 @@ def koleo(features: Array, weight: Array, group: int) -> Array:
 
 class Spec(dino.Spec):
   """Builds `Dinov2` from a config."""
+  settings: schema.Dinov2
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dinov2:
     return Dinov2(*self.networks(backbone), rates=self.rates(lengths))
@@ -269,12 +263,9 @@ class Spec(dino.Spec):
   def networks(self, backbone: Backbone) -> tuple[TokenBackbone, Projector, Projector | None, schema.Dinov2, int]:
     """Returns the arguments of `Dinov2` beside its rates: networks, settings, and the side of a patch."""
     s, (tokens, model) = self.settings, spec.tokens(backbone)
-    assert isinstance(s, schema.Dinov2), s
     patch_projector = self.projector(s.patch_out_dim, s.patch_bottleneck_dim) if s.patch_out_dim else None
     return tokens, self.projector(s.out_dim, s.bottleneck_dim), patch_projector, s, model.patch
 
-  def watches(self, lengths: Lengths) -> list[Watch]:
-    s = self.settings
-    assert isinstance(s, schema.Dinov2), s
-    watched = [dino.INFORMATION] * (s.dino_weight > 0) + [PATCH_INFORMATION] * (s.ibot_weight > 0)
-    return [watch for name in watched for watch in spec.alarm(s.collapse, name, lengths, dino.ADVICE)]
+  def collapse_metrics(self) -> tuple[str, ...]:
+    weights = {dino.INFORMATION: self.settings.dino_weight, PATCH_INFORMATION: self.settings.ibot_weight}
+    return tuple(name for name, weight in weights.items() if weight > 0)

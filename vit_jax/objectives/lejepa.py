@@ -21,7 +21,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Kernels
 from vit_jax.core.axes import labelled
-from vit_jax.core.contracts import Backbone, Coupling, View, Watch
+from vit_jax.core.contracts import Backbone, Coupling
 from vit_jax.core.numerics import constrain_batch, counted, moments, split_key
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.models.heads import normalize
@@ -29,7 +29,7 @@ from vit_jax.models.initialization import TORCH
 from vit_jax.models.kernels.forms import select
 from vit_jax.models.layers import Dense, applied, initial
 from vit_jax.objectives import spec
-from vit_jax.objectives.networks import NetworkView, init_backbone
+from vit_jax.objectives.networks import OneNetwork, encode_views, init_backbone
 
 NORM_EPS = 1e-5  # of BatchNorm in PyTorch
 KEYS = ('global', 'local', 'directions')
@@ -81,7 +81,7 @@ class Projector:
             for name, (size, axes) in sizes.items()}
 
 
-class LeJepa:
+class LeJepa(OneNetwork):
   """Objective: `(1 - w) * mean over images i and views v of |z_iv - c_i|^2 / E + w * SIGReg(z)` (Algorithm 2).
 
   z_iv is the embedding of a view, E its width, c_i the mean over the global views of the image.
@@ -130,17 +130,10 @@ class LeJepa:
              for name, one in {**metrics, DEVIATION: spread}.items()}
     return LossOut(Mean(value * total, total), means, {})
 
-  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del params, stats, step
-    return extra
-
-  def views(self) -> dict[str, View]:
-    return {'student': NetworkView(self._backbone)}
-
   def _pooled(self, params: Params, views: Array, key: Key) -> Array:
     """Returns the features `[B, V, D]` of `views [B, V, H, W, 3]`."""
-    features, _ = self._backbone.apply(params['backbone'], {}, views.reshape(-1, *views.shape[2:]), train=True, key=key)
-    return features.pooled.reshape(*views.shape[:2], -1)
+    pooled = encode_views(self._backbone, params, views, train=True, key=key).pooled
+    return pooled.reshape(*views.shape[:2], -1)
 
 
 def terms(z: Array, weight: Array, directions: Array, settings: schema.LeJepa) -> tuple[Array, dict[str, Array]]:
@@ -181,11 +174,11 @@ def epps_pulley(x: Array, weight: Array, t_max: float, t_points: int) -> Array:
 
 class Spec(spec.Spec[schema.LeJepa]):
   """Builds `LeJepa` from a config."""
+  collapse_advice = 'All embeddings are nearly the same. Try a larger objective.weight, or a lower optimizer.lr'
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> LeJepa:
     s, model = self.settings, self.config.model
     return LeJepa(backbone, Projector(s.hidden_dim, s.out_dim, jnp.dtype(model.dtype.value), model.kernels), s)
 
-  def watches(self, lengths: Lengths) -> list[Watch]:
-    advice = 'All embeddings are nearly the same. Try a larger objective.weight, or a lower optimizer.lr'
-    return spec.alarm(self.settings.collapse, DEVIATION, lengths, advice)
+  def collapse_metrics(self) -> tuple[str, ...]:
+    return (DEVIATION,)

@@ -37,7 +37,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
@@ -310,9 +309,3 @@ def on_each_device(form: Callable[[Array, Array, Array], Array], query: Array, k
   spec = PartitionSpec(numerics.dividing(mesh, numerics.BATCH_AXES, query.shape[0]), None,
                        numerics.dividing(mesh, HEAD_AXES, query.shape[2]), None)
   return jax.shard_map(form, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)(query, key, value)
-
-
-def unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
-  """Why the fused kernel does not compute attention in training; '' if it does. Of tokens only the images are known."""
-  wrong_text = kernels.unfused_attention(model)
-  return wrong_text or fused_problem(mesh, fused_attention.Shape(1, model.heads, model.width // model.heads), 2)

@@ -26,7 +26,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, MlpKernel
 from vit_jax.core import lazy, numerics
 from vit_jax.core.types import Array
@@ -299,8 +298,3 @@ def mlp_on_mesh(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: A
 
   return jax.shard_map(form, in_specs=(images, rows, whole, columns, whole), out_specs=images,
                        check_vma=False)(x, kernel1, bias1, kernel2, bias2)
-
-
-def unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
-  """Why the fused kernel does not compute the MLP in training; '' if it does. Of tokens only the images are known."""
-  return kernels.unfused_mlp(model) or problem(mesh, (1, 1, model.width), model.mlp.hidden, 2)

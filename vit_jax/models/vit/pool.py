@@ -14,12 +14,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.config import schema
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Key, Params
 from vit_jax.models.layers import applied, initial, param
 from vit_jax.models.vit import context
 from vit_jax.models.vit.attention import Attention
+from vit_jax.models.vit.block import Mlp
 from vit_jax.models.vit.context import BlockInfo, Context
-from vit_jax.models.vit.mlp import Mlp
 
 
 class AttentionPool(nn.Module, kw_only=True):
@@ -77,6 +78,14 @@ class ClassToken:
 
   def _weights(self, num_tokens: int) -> Array:
     return jnp.zeros(num_tokens).at[0].set(1.)
+
+
+def check_pooled(settings: schema.PoolSettings, pooled: Array, shape: tuple[int, ...]) -> None:
+  """Raises UserError if a person's own pool returns another shape than `[B, D]`, for tokens with `shape`."""
+  expected, found = (shape[0], shape[2]), getattr(pooled, 'shape', type(pooled).__name__)
+  if found != expected:
+    raise UserError(f'{type(settings).implementation}: expected an array {expected} from `pooled`, for tokens {shape}, '
+                    f'got {found}. Return one vector of the width of the network for each image.')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

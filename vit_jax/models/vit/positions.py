@@ -25,8 +25,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Key, PyTree
 from vit_jax.models import initialization
 from vit_jax.models.layers import param
-from vit_jax.models.vit import free_sizes
-from vit_jax.models.vit.interpolate import joined, resize
+from vit_jax.models.vit.interpolate import is_free, is_same_grid, joined, resize, traced_matrix, traced_sides
 
 TEMPERATURE = 10_000.  # MoCo v3, arXiv 2104.02057; MAE and big_vision use the same
 
@@ -55,8 +54,8 @@ def _sincos(grid: tuple[int, int], exponents: np.ndarray) -> np.ndarray:
 
 
 def library(grid: tuple[int, int]) -> Any:
-  """NumPy, or where sides are symbols `jax.numpy`."""
-  return jnp if free_sizes.is_free(grid) else np
+  """Returns NumPy, or `jax.numpy` for a free grid (`interpolate.py`)."""
+  return jnp if is_free(grid) else np
 
 
 def relative_logits(query: Array, table: Array) -> Array:
@@ -215,11 +214,12 @@ class Learned(NoPositions):
 
     def mixed(grid: Array) -> Array:
       """Returns the weight of each learned vector in that of each token, `[N, h * w]`."""
-      is_own, (rows, columns) = free_sizes.same(self.grid, (grid[0], grid[1])), grid
+      is_same = is_same_grid(self.grid, (grid[0], grid[1]))
+      rows, columns = grid
       row = jnp.minimum(number // columns, rows - 1)  # padding repeats the last row, so that its values are finite
-      height, width = free_sizes.sides((rows, columns), self.resize, is_own=is_own)
-      along_h = free_sizes.weights(row, h, height, self.resize, is_own=is_own)
-      along_w = free_sizes.weights(number % columns, w, width, self.resize, is_own=is_own)
+      height, width = traced_sides((rows, columns), self.resize, is_same=is_same)
+      along_h = traced_matrix(row, h, height, self.resize, is_same=is_same)
+      along_w = traced_matrix(number % columns, w, width, self.resize, is_same=is_same)
       return (along_h[:, :, None] * along_w[:, None]).reshape(num_tokens, h * w)
 
     return jnp.einsum('bnm,md->bnd', jax.vmap(mixed)(grid_B2), table[0, self.model.num_first:],
