@@ -33,15 +33,10 @@ STATE = 'state'
 
 
 class Running(NamedTuple):
-  """How BatchNorm uses running statistics.
-
-  momentum: share of the running statistics that is kept at each step.
-  eps: added to the variance.
-  train: if True, mean and variance are those of `x`, and the running ones follow them.
-  """
-  momentum: float
-  eps: float
-  train: bool
+  """How BatchNorm uses running statistics."""
+  momentum: float  # share of the running statistics that is kept at each step
+  eps: float       # added to the variance
+  train: bool      # if True, mean and variance are those of `x`, and the running ones follow them
 
 
 def padding(size: tuple[int, int], side: int, stride: int, *, is_same: bool) -> Pads:

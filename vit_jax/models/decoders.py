@@ -34,18 +34,11 @@ MLP_RATIO = 4
 
 @dataclasses.dataclass(frozen=True)
 class Narrow:
-  """The parts that `Decoder` and `Predictor` share.
-
-  Attributes:
-    width: E.
-    depth: number of blocks.
-    heads: attention heads of a block.
-    encoder: settings of the encoder; GELU, epsilon, dtype, kernels and execution are taken from them.
-  """
-  width: int
-  depth: int
-  heads: int
-  encoder: schema.ViT
+  """The parts that `Decoder` and `Predictor` share."""
+  width: int  # E
+  depth: int  # number of blocks
+  heads: int  # attention heads of a block
+  encoder: schema.ViT  # settings of the encoder; GELU, epsilon, dtype, kernels and execution are those of the encoder
 
   def init(self, key: Key) -> Params:
     """Returns new parameters."""

@@ -37,11 +37,11 @@ NORM_EPS = 1e-5  # of LayerNorm in PyTorch
 
 
 class Masks(NamedTuple):
-  """Blocks of each image: `context [B, n] i32`, `targets [B, M, t] i32`, and which entries count, `is_…` bool."""
-  context: Array
-  is_context: Array
-  targets: Array
-  is_target: Array
+  """Blocks of each image, as numbers of patches; with fewer patches than entries, the other entries do not count."""
+  context: Array     # [B, n] i32
+  is_context: Array  # [B, n] bool, which entries count
+  targets: Array     # [B, M, t] i32, of M blocks
+  is_target: Array   # [B, M, t] bool
 
 
 class Boxes(NamedTuple):
@@ -100,13 +100,13 @@ class IJepa(WithTeacher):
                     aspect=s.target_aspect)
     context = boxes(keys['context'], (num_images, TRIES), grid, area=s.context_area, aspect=(1., 1.))
     seen_BTN = covered(context, grid) & ~covered(targets, grid).any(2)
-    enough = jnp.argmax(jnp.minimum(seen_BTN.sum(-1), s.min_context), axis=1)  # the first of the largest
-    rows = jnp.arange(num_images)
-    seen_BN = seen_BTN[rows, enough]
+    chosen_B = jnp.argmax(jnp.minimum(seen_BTN.sum(-1), s.min_context), axis=1)  # the first try with enough context
+    rows_B = jnp.arange(num_images)
+    seen_BN = seen_BTN[rows_B, chosen_B]
     noise_BN = jax.random.uniform(keys['order'], seen_BN.shape)
     order_BN = jnp.argsort(jnp.where(seen_BN, noise_BN, 2.), axis=1)
     num_slots = s.slots(grid[0] * grid[1])
-    chosen = Boxes(*(x[rows, enough] for x in targets))
+    chosen = Boxes(*(x[rows_B, chosen_B] for x in targets))
     slots = jnp.arange(largest(grid, area=s.target_area, aspect=s.target_aspect))[None, None]
     row, column = slots // chosen.width[..., None], slots % chosen.width[..., None]
     is_target = slots < (chosen.height * chosen.width)[..., None]

@@ -66,11 +66,11 @@ class Projector:
   def apply(self, params: Params, features: Array, weight: Array) -> Array:
     """Returns `[R, E]` f32 for features `[R, D]`; rows with `weight [R]` 0 do not count in the statistics."""
     layers, x = self._layers, features
-    for number in '12':
-      x = applied(layers[f'mlp{number}'], params[f'mlp{number}'], x).astype(jnp.float32)
+    for mlp, norm in (('mlp1', 'norm1'), ('mlp2', 'norm2')):
+      x = applied(layers[mlp], params[mlp], x).astype(jnp.float32)
       mean, variance = moments(x, weight)
-      own = params[f'norm{number}']
-      x = jax.nn.relu((x - mean) * jax.lax.rsqrt(variance + NORM_EPS) * own['scale'][None] + own['bias'][None])
+      scale, bias = params[norm]['scale'], params[norm]['bias']
+      x = jax.nn.relu((x - mean) * jax.lax.rsqrt(variance + NORM_EPS) * scale[None] + bias[None])
     return applied(layers['mlp3'], params['mlp3'], x).astype(jnp.float32)
 
   @property
@@ -114,6 +114,7 @@ class LeJepa(OneNetwork):
     return jnp.concatenate(pooled, axis=1), {}
 
   def _compare(self, params: Params, extra: Extra, rows: PyTree, batch: Batch, key: Key, step: Array) -> LossOut:
+    """Returns the loss of the features that `_embed` returns for the whole batch."""
     del extra, step
     pooled_BVD, keys = rows, split_key(key, *KEYS)
     num_images, num_views, width = pooled_BVD.shape
@@ -126,8 +127,8 @@ class LeJepa(OneNetwork):
     value, metrics = terms(z_BVE, weight_B, normalize(draw, axis=0), self._settings)
     spread = jnp.sqrt(moments(z_BVE.reshape(-1, z_BVE.shape[-1]), weight_BV.reshape(-1))[1]).mean()
     total = jnp.maximum(weight_B.sum(), 1.)
-    means = {name: Mean(jax.lax.stop_gradient(one) * total, total)
-             for name, one in {**metrics, DEVIATION: spread}.items()}
+    means = {name: Mean(jax.lax.stop_gradient(metric) * total, total)
+             for name, metric in {**metrics, DEVIATION: spread}.items()}
     return LossOut(Mean(value * total, total), means, {})
 
   def _pooled(self, params: Params, views: Array, key: Key) -> Array:

@@ -1,4 +1,8 @@
-"""What a run needs to know of an objective beside the objective itself. Each kind defines it in its own file."""
+"""`Spec`: what a run needs to know of an objective beside the objective itself, such as its data and other networks.
+
+Each kind of objective defines its spec in its own file. A run makes the spec of its config (`kinds.of`), opens label
+maps or texts, builds the objective on a backbone, and then loads the weights that `begins_with` lists.
+"""
 from __future__ import annotations
 
 import abc
@@ -25,13 +29,13 @@ S = TypeVar('S')
 class Begin(NamedTuple):
   """Pretrained weights for a second network of a run, such as a teacher, whose parameters are a part of the state.
 
-  weights: their address; '' = none.
+  weights: address of the weights; '' = none.
   part: key of `extra` that has the network: `backbone`, perhaps `head` and others by name, and `state`. It is
     `parallel.sharding.TRAINED` for a network that never changes and has other shapes than the trained one.
   model: settings of the network.
   image_px: size of the images that the network sees.
-  view: of a run directory, as in `weights.loading.load`; '' = `first` if the run has that view.
-  first: see `view`.
+  view: the view of a run directory to load, such as `ema`; '' = `first` if the run has that view.
+  first: the preferred view, if `view` is ''.
   required: which weights must be given, for a message; '' = the network can also be initialized without weights.
   normalization: mean and standard deviation of its images in the config, which a warning compares with those of the
     weights; () = they follow from the weights.

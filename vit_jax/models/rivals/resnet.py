@@ -49,17 +49,11 @@ EXPANSION = 4  # channels of a unit's output over those of its 3 x 3 convolution
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-  """Details in which publications differ.
-
-  var_eps: added to the variance of a kernel.
-  std_eps: added to the standard deviation of a kernel.
-  norm_eps: added to the variance in GroupNorm.
-  is_same: padding is SAME; else half of the kernel on both sides.
-  """
-  var_eps: float
-  std_eps: float
-  norm_eps: float
-  is_same: bool
+  """Details in which publications differ."""
+  var_eps: float   # added to the variance of a kernel
+  std_eps: float   # added to the standard deviation of a kernel
+  norm_eps: float  # added to the variance in GroupNorm
+  is_same: bool    # whether padding is SAME; else it is half of the kernel on both sides
 
 
 def standardized(kernel: Array, *, var_eps: float, std_eps: float) -> Array:
@@ -129,20 +123,11 @@ class GroupNorm(nn.Module, kw_only=True):
 
 
 class Unit(nn.Module, kw_only=True):
-  """The attributes of both kinds of units, and the layers that they consist of.
-
-  Attributes:
-    hidden: channels of the 3 x 3 convolution, H; the unit returns 4 H.
-    stride: of the 3 x 3 convolution.
-    has_proj: whether the shortcut is a projection of the input; else it is the input itself.
-    dtype: the compute dtype.
-    style: details of the publication.
-    forms: of the operations.
-  """
-  hidden: int
-  stride: int
-  has_proj: bool
-  dtype: DTypeLike
+  """The attributes of both kinds of units, and the layers that they consist of."""
+  hidden: int       # channels of the 3 x 3 convolution, H; the unit returns 4 H
+  stride: int       # of the 3 x 3 convolution
+  has_proj: bool    # whether the shortcut is a projection of the input; else it is the input itself
+  dtype: DTypeLike  # the compute dtype
   style: Style
   forms: Forms
 

@@ -78,8 +78,8 @@ def joined(row: Array, column: Array, grid: tuple[int, int], how: PositionResize
 def matrices(old: tuple[int, int], new: tuple[int, int], how: PositionResize) -> tuple[Array, Array]:
   """Returns matrices `[h', h]` and `[w', w]` f32 for both sides of a grid; the new grid may be free."""
   if not is_free(new):
-    rows, columns = both(old, new, how)
-    return jnp.asarray(rows, jnp.float32), jnp.asarray(columns, jnp.float32)
+    known_rows, known_columns = both(old, new, how)
+    return jnp.asarray(known_rows, jnp.float32), jnp.asarray(known_columns, jnp.float32)
   is_same = is_same_grid(old, new)
   sides = traced_sides(new, how, is_same=is_same)
   rows, columns = (traced_matrix(jnp.arange(new[axis]), old[axis], sides[axis], how, is_same=is_same)
