@@ -123,7 +123,7 @@ class Stage(nn.Module, kw_only=True):
     stride: stride of the first unit; the others have 1.
     remat: whether each unit is computed again in the backward pass.
   """
-  unit: functools.partial[nn.Module]
+  unit: functools.partial[Any]
   num_units: int
   stride: int
   remat: Remat

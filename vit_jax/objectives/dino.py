@@ -30,7 +30,7 @@ INFORMATION = 'information'
 
 
 class Rates(NamedTuple):
-  """Settings that change over the run, as functions of the step."""
+  """The settings that change over the run, as functions of the step."""
   teacher_temperature: Schedule
   momentum: Schedule
 
@@ -181,9 +181,10 @@ class Spec(spec.Spec[schema.Dino]):
                      model.kernels, initialization.laws(model).projector)
 
   def rates(self, lengths: Lengths) -> Rates:
-    """Returns what changes over the run."""
-    return Rates(teacher_temperature=schedules.ramp(self.settings.teacher_temperature, lengths=lengths),
-                 momentum=schedules.ramp(self.settings.momentum, lengths=lengths))
+    """Returns the settings that change over the run, as functions of the step."""
+    s = self.settings
+    return Rates(teacher_temperature=schedules.ramp(s.teacher_temperature, lengths=lengths),
+                 momentum=schedules.ramp(s.momentum, lengths=lengths))
 
   def collapse_metrics(self) -> tuple[str, ...]:
     return (INFORMATION,)

@@ -86,7 +86,7 @@ class Spec(dinov2.Spec):
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dinov2Distill:
     px, patch = self.config.image_px, self.vit.patch
     teacher = Trained(self.settings.teacher, self.config.data.recipe, px, (px[0] // patch, px[1] // patch))
-    return Dinov2Distill(*self.networks(backbone), rates=self.rates(lengths), teacher=teacher, width=teacher.width())
+    return Dinov2Distill(**self.arguments(backbone, lengths), teacher=teacher, width=teacher.width())
 
   def models(self) -> dict[str, schema.Model]:
     return {**super().models(), 'objective.teacher.model': self.settings.teacher.model}

@@ -136,7 +136,7 @@ class Spec(dinov2.Spec):
     if moments.taken > moments.start:
       raise UserError(f'objective.gram.step: expected a moment before objective.gram.start={gram.start}, got '
                       f'{gram.step}. Set an earlier one.')
-    return Dinov3(*self.networks(backbone), rates=self.rates(lengths), weight=gram.weight, moments=moments)
+    return Dinov3(**self.arguments(backbone, lengths), weight=gram.weight, moments=moments)
 
   def begins_with(self) -> dict[str, Begin]:
     gram = self.settings.gram

@@ -64,6 +64,7 @@ class IJepa(WithTeacher):
 
   extra: `teacher/backbone`, the target encoder.
   """
+  _backbone: TokenBackbone
 
   def __init__(self, backbone: TokenBackbone, predictor: Predictor, settings: schema.IJepa, *,
                momentum: Schedule) -> None:

@@ -31,6 +31,7 @@ class Mae(OneNetwork):
   x_i is the patch, with mean 0 and standard deviation 1 if `normalized` (section 4.1), and y_i its prediction. Of each
   image `int(N (1 - hidden))` patches are visible.
   """
+  _backbone: TokenBackbone
 
   def __init__(self, backbone: TokenBackbone, decoder: Decoder, *, patch: int, hidden: float, normalized: bool) -> None:
     """`hidden` is the share of hidden patches; `normalized`: whether target patches are normalized."""

@@ -56,6 +56,7 @@ class MaskedPatch(OneNetwork):
   Parameters beside the backbone: `mask_token [1, 1, D]`, `decoder/{kernel [D, n], bias [n]}` with n = 512, 16 * 512
   or 3 P^2. With `colors` the loss is the mean over the 16 predictions of a patch.
   """
+  _backbone: TokenBackbone
 
   def __init__(self, backbone: TokenBackbone, settings: schema.MaskedPatch, normalization: Normalization, *,
                patch: int, laws: Laws = VISION_TRANSFORMER) -> None:

@@ -39,6 +39,7 @@ class TokenLabel(OneNetwork):
   last block; the class target is mixed in proportion to the area. Inference adds half of the largest token logit of
   each class: `z_cls + max_n z_n / 2`.
   """
+  _backbone: TokenBackbone
 
   def __init__(self, backbone: TokenBackbone, head: Head, aux: Head, settings: schema.TokenLabel, *, patch: int,
                num_classes: int) -> None:

@@ -92,9 +92,9 @@ class Mlp(MlpBase, kw_only=True):
     """`[..., D]` to `[..., D]`."""
     gelu, law = self.context.gelu, self.context.laws.mlp
     if gelu is not None and self._is_fused(x, info.key):
-      up = self.dense(Weights, 'up', self.hidden, x, law)(x.shape[-1])
-      down = self.dense(Weights, 'down', x.shape[-1], x, law)(self.hidden)
-      return fused_mlp.mlp_on_mesh(x.astype(self.context.dtype), *up, *down, gelu)
+      up, up_bias = self.dense(Weights, 'up', self.hidden, x, law)(x.shape[-1])
+      down, down_bias = self.dense(Weights, 'down', x.shape[-1], x, law)(self.hidden)
+      return fused_mlp.mlp_on_mesh(x.astype(self.context.dtype), up, up_bias, down, down_bias, gelu)
     up_F = _before_activation(self, x, 'up', law)
     hidden_F = jax.nn.relu(up_F) if gelu is None else self.context.forms.gelu(up_F, gelu)
     return _output(self, hidden_F, x, info.key)
@@ -159,10 +159,10 @@ class _Keys(NamedTuple):
 def _keys(key: Key | None, attention: schema.Attention) -> _Keys:
   """Returns keys for all that is random in a block; None for each without a key."""
   if key is None:
-    return _Keys(*(None,) * 6)
+    return _Keys._make([None] * 6)
   if attention.dropout > 0.:
-    return _Keys(*jax.random.split(key, 6))
-  return _Keys(*jax.random.split(key, 5), None)
+    return _Keys._make(jax.random.split(key, 6))
+  return _Keys._make([*jax.random.split(key, 5), None])
 
 
 class Plain(Block, kw_only=True):

@@ -271,7 +271,7 @@ class ViT:
     self._check_complete(tokens.shape[1] - self.settings.num_extra, grid)
     own = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), params['blocks'])
     if 'positions' in own:
-      positions = self._block_positions(own['positions'], grid)
+      positions: Array | None = self._block_positions(own['positions'], grid)
     else:
       positions = self._positions.in_blocks(params.get('positions'), self.positions(params, grid))
     info = BlockInfo(len(tokens), capture=capture, num_extra=self.settings.num_extra, grid=grid, positions=positions,
