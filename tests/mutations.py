@@ -202,7 +202,7 @@ MUTATIONS = (
     Mutation('objectives/supervised.py', 'weights_B * mask_B', 'weights_B', 'objectives/test_supervised.py'),
     Mutation('objectives/ema.py', 'inner = self._inner.after_update(params, extra.get(INNER, {}), stats, step)',
              'inner = extra.get(INNER, {})', 'objectives/test_ema.py'),
-    Mutation('objectives/ema.py', 'decay_at(step, self._decay', 'decay_at(step + 1, self._decay',
+    Mutation('objectives/ema.py', 's = step.astype(jnp.float32)', 's = step.astype(jnp.float32) + 1.',
              'objectives/test_ema.py'),
     Mutation('objectives/mae.py', 'jnp.where(choice.rank >= num_visible, error_BN, 0.).sum(-1) / '
              'choice.others.shape[1]', 'error_BN.mean(-1)', 'objectives/test_mae.py'),

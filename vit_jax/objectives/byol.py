@@ -61,9 +61,10 @@ class Mlp:
     return applied(last, params['mlp2'], x).astype(jnp.float32)
 
   def _layers(self) -> tuple[Dense, LayerNorm, Dense]:
+    """Returns the first dense layer, the norm and the last dense layer."""
     forms = select(self.kernels)
-    first, last = (Dense(features=(size,), axes=axes, dtype=self.dtype, law=LECUN, forms=forms)
-                   for size, axes in ((self.hidden, ('embed', 'mlp')), (self.out, ('mlp', 'embed'))))
+    first = Dense(features=(self.hidden,), axes=('embed', 'mlp'), dtype=self.dtype, law=LECUN, forms=forms)
+    last = Dense(features=(self.out,), axes=('mlp', 'embed'), dtype=self.dtype, law=LECUN, forms=forms)
     return first, LayerNorm(NORM_EPS, forms), last
 
 
@@ -115,8 +116,8 @@ class Spec(spec.Spec[schema.Byol]):
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Byol:
     s, dtype = self.settings, jnp.dtype(self.config.model.dtype.value)
-    projector, predictor = (Mlp(s.hidden_dim, s.out_dim, dtype, self.config.model.kernels) for _ in range(2))
-    return Byol(backbone, projector, predictor, momentum=schedules.ramp(s.momentum, lengths=lengths))
+    mlp = Mlp(hidden=s.hidden_dim, out=s.out_dim, dtype=dtype, kernels=self.config.model.kernels)
+    return Byol(backbone, projector=mlp, predictor=mlp, momentum=schedules.ramp(s.momentum, lengths=lengths))
 
   def collapse_metrics(self) -> tuple[str, ...]:
     return (SPREAD,)

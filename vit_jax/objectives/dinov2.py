@@ -227,8 +227,9 @@ def blocks(key: Key, wanted: Array, grid: tuple[int, int]) -> Array:
     area_R = LEAST + noise_R4[:, 0] * (room_R - LEAST)
     ratio_R = jnp.exp(np.log(ASPECT[0]) + noise_R4[:, 1] * np.log(ASPECT[1] / ASPECT[0]))
     h_R, w_R = (jnp.round(jnp.sqrt(jnp.maximum(x, 0.))).astype(jnp.int32) for x in (area_R * ratio_R, area_R / ratio_R))
-    top_R = (noise_R4[:, 2] * (height - h_R + 1)).astype(jnp.int32)
-    left_R = (noise_R4[:, 3] * (width - w_R + 1)).astype(jnp.int32)
+    down_R, right_R = noise_R4[:, 2], noise_R4[:, 3]
+    top_R = (down_R * (height - h_R + 1)).astype(jnp.int32)
+    left_R = (right_R * (width - w_R + 1)).astype(jnp.int32)
     inside_RN = ((row_1N >= top_R[:, None]) & (row_1N < (top_R + h_R)[:, None])
                  & (column_1N >= left_R[:, None]) & (column_1N < (left_R + w_R)[:, None]))
     new_R = (inside_RN & ~masked_RN).sum(1)

@@ -38,17 +38,11 @@ GRAM = 'gram'
 
 
 class Moments(NamedTuple):
-  """When the Gram teacher is used and changes, in updates.
-
-  start: the term is used from this update on.
-  taken: after this update the EMA becomes the Gram teacher; 0 = the teacher is there from the beginning.
-  every: after `start`, the EMA becomes the Gram teacher again each so many updates; 0 = never.
-  times: how often it does so at most.
-  """
-  start: int
-  taken: int
-  every: int
-  times: int
+  """When the Gram teacher is used and changes, in updates."""
+  start: int  # the term is used from this update on
+  taken: int  # after this update the EMA becomes the Gram teacher; 0 = the teacher is there from the beginning
+  every: int  # after `start`, the EMA becomes the Gram teacher again every so many updates; 0 = never
+  times: int  # how often it does so at most
 
   def changes(self, done: Array) -> Array:
     """Returns whether the EMA becomes the Gram teacher after `done` updates, a scalar bool."""

@@ -43,19 +43,14 @@ class Growing:
     return {}
 
   def decay(self, memory: PyTree, step: Array) -> tuple[Array, PyTree]:
-    return decay_at(step, self._decay, self._warmup), memory
-
-
-def decay_at(step: Array, decay: float, warmup: schema.EmaWarmup) -> Array:
-  """Returns the decay of the average after update number `step`, from 0. Scalar f32."""
-  s = step.astype(jnp.float32)
-  match warmup:
-    case schema.EmaWarmup.RATIO:
-      return jnp.minimum(decay, (1. + s) / (10. + s))  # TensorFlow's ExponentialMovingAverage
-    case schema.EmaWarmup.POWER:
-      return jnp.minimum(decay, 1. - (1. + s) ** (-2 / 3))  # timm's ModelEmaV3: gamma 1, power 2/3
-    case schema.EmaWarmup.NONE:
-      return jnp.full((), decay)
+    s = step.astype(jnp.float32)
+    match self._warmup:
+      case schema.EmaWarmup.RATIO:
+        return jnp.minimum(self._decay, (1. + s) / (10. + s)), memory  # TensorFlow's ExponentialMovingAverage
+      case schema.EmaWarmup.POWER:
+        return jnp.minimum(self._decay, 1. - (1. + s) ** (-2 / 3)), memory  # timm's ModelEmaV3: gamma 1, power 2/3
+      case schema.EmaWarmup.NONE:
+        return jnp.full((), self._decay), memory
 
 
 class Ema:

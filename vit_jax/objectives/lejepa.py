@@ -110,7 +110,11 @@ class LeJepa(OneNetwork):
     del extra, step
     batch, keys = counted(batch), split_key(key, *KEYS)
     views = [name for name in ('views_global', 'views_local') if name in batch]
-    pooled = [self._pooled(params, batch[name], keys[name.removeprefix('views_')]) for name in views]
+    pooled = []
+    for name in views:
+      key = keys[name.removeprefix('views_')]
+      features = encode_views(self._backbone, params, batch[name], train=True, key=key)
+      pooled.append(features.pooled.reshape(*batch[name].shape[:2], -1))
     return jnp.concatenate(pooled, axis=1), {}
 
   def _compare(self, params: Params, extra: Extra, rows: PyTree, batch: Batch, key: Key, step: Array) -> LossOut:
@@ -130,11 +134,6 @@ class LeJepa(OneNetwork):
     means = {name: Mean(jax.lax.stop_gradient(metric) * total, total)
              for name, metric in {**metrics, DEVIATION: spread}.items()}
     return LossOut(Mean(value * total, total), means, {})
-
-  def _pooled(self, params: Params, views: Array, key: Key) -> Array:
-    """Returns the features `[B, V, D]` of `views [B, V, H, W, 3]`."""
-    pooled = encode_views(self._backbone, params, views, train=True, key=key).pooled
-    return pooled.reshape(*views.shape[:2], -1)
 
 
 def terms(z: Array, weight: Array, directions: Array, settings: schema.LeJepa) -> tuple[Array, dict[str, Array]]:

@@ -44,33 +44,21 @@ _LOWEST = -1e30  # a logit of no pair; finite, so that differences of two are 0
 
 
 class Plan(NamedTuple):
-  """How the pairs of a batch are computed.
-
-  loss: the kind of loss.
-  axes: axes of the mesh that split the rows; () = the rows are not split.
-  size: number of devices along these axes, which form the ring.
-  chunk: number of images that are compared with the texts of a device at a time.
-  """
+  """How the pairs of a batch are computed."""
   loss: PairLoss
-  axes: tuple[str, ...]
-  size: int
-  chunk: int
+  axes: tuple[str, ...]  # axes of the mesh that split the rows; () = the rows are not split
+  size: int              # number of devices along these axes, which form the ring
+  chunk: int             # number of images that are compared with the texts of a device at a time
 
 
 class Pairs(NamedTuple):
-  """Vectors of images and texts, and what makes logits of their products.
-
-  image, text: `[B, E]`, any float dtype, in which products are computed.
-  scale, bias: of the logits, f32 scalars.
-  mask: `[B]` f32, 0 for rows that do not count; None = all count.
-  group: `[B]` i32; images and texts of one group match. None = each row matches itself alone.
-  """
-  image: Array
-  text: Array
-  scale: Array
-  bias: Array
-  mask: Array | None = None
-  group: Array | None = None
+  """Vectors of images and texts; their logits are `scale * (image · text) + bias`."""
+  image: Array  # [B, E], any float dtype, in which products are computed
+  text: Array   # likewise
+  scale: Array  # f32 scalar
+  bias: Array   # f32 scalar
+  mask: Array | None = None   # [B] f32, 0 for rows that do not count; None = all count
+  group: Array | None = None  # [B] i32, images and texts of one group match; None = each row matches itself alone
 
 
 def mean_loss(pairs: Pairs, loss: PairLoss, *, form: PairForm = PairForm.AUTO, chunk: int = 256) -> Mean:
