@@ -116,8 +116,9 @@ def _matrix(pairs: Pairs, loss: PairLoss) -> Array:
   valid_B = jnp.ones(len(own_B)) if pairs.mask is None else pairs.mask
   counts_BB = valid_B[:, None] * valid_B[None]
   if pairs.group is not None:
+    is_counted_BB = counts_BB > 0
     matches_BB = (pairs.group[:, None] == pairs.group[None]) & (counts_BB > 0)
-    return _grouped(logits_BB, counts_BB > 0, matches_BB, loss)
+    return _grouped(logits_BB, is_counted_BB, matches_BB, loss)
   match loss:
     case PairLoss.SIGMOID:
       return jnp.where(counts_BB > 0, jax.nn.softplus(logits_BB), 0.).sum() - jnp.where(valid_B > 0, own_B, 0.).sum()
