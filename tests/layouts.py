@@ -24,7 +24,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import TextPool
 from vit_jax.core import axes, trees
 from vit_jax.models import backbones
-from vit_jax.models.text.tower import TextTower
+from vit_jax.models.text_tower import TextTower
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
 from vit_jax.recipes import sizes

@@ -140,12 +140,6 @@ def test_flops_agree_with_those_that_xla_counts_in_an_unrolled_model(train: bool
   np.testing.assert_allclose(analysis['flops'], analytic, rtol=.05)  # XLA counts elementwise work too
 
 
-def test_mean_pooling_costs_one_token_less() -> None:
-  model = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48))
-  assert vit.num_tokens(model, (16, 24)) == (6, 7)
-  assert vit.num_tokens(dataclasses.replace(model, pool=schema.Mean()), (16, 24)) == (6, 6)
-
-
 def test_flops_are_shown_by_module_and_do_not_depend_on_how_the_network_is_run() -> None:
   model = schema.ViT(patch=8, width=32, depth=2, heads=4, mlp=schema.Mlp(48))
   flops = cost.forward(model, (16, 24), head=schema.Head(), num_classes=10).flops

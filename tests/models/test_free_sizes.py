@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config.schema import PositionResize
-from vit_jax.models.vit import free_sizes, interpolate
+from vit_jax.models.vit import interpolate
 
 SIZES = ((14, 9), (7, 30), (16, 1), (37, 16))
 
@@ -18,7 +18,7 @@ SIZES = ((14, 9), (7, 30), (16, 1), (37, 16))
 def matrices() -> dict[PositionResize, list[jax.Array]]:
   """Of all conventions, from one program."""
   make = jax.jit(lambda is_own: {how.name: [
-      free_sizes.weights(jnp.arange(new), old, new, how, is_own=is_own) for old, new in SIZES]
+      interpolate.traced_matrix(jnp.arange(new), old, new, how, is_same=is_own) for old, new in SIZES]
                                  for how in PositionResize})
   return {PositionResize[name]: found for name, found in make(jnp.zeros((), jnp.int32)).items()}
 
@@ -31,14 +31,14 @@ def test_each_convention_has_the_matrix_of_known_sizes(how: PositionResize) -> N
 
 
 def test_the_offset_of_dino_leaves_a_grid_of_its_own_size_alone() -> None:
-  own = free_sizes.same((14, 9), (14, 9))
-  assert int(own) == 1 and int(free_sizes.same((14, 9), (14, 8))) == 0
-  make = jax.jit(lambda is_own: free_sizes.weights(jnp.arange(14), 14, 14, PositionResize.BICUBIC_OFFSET,
-                                                   is_own=is_own))
+  own = interpolate.is_same_grid((14, 9), (14, 9))
+  assert int(own) == 1 and int(interpolate.is_same_grid((14, 9), (14, 8))) == 0
+  make = jax.jit(lambda is_own: interpolate.traced_matrix(jnp.arange(14), 14, 14, PositionResize.BICUBIC_OFFSET,
+                                                          is_same=is_own))
   np.testing.assert_array_equal(make(own), np.eye(14))
   other = make(jnp.zeros((), jnp.int32))
   assert np.abs(other - np.eye(14)).max() > .01
 
 
 def test_a_grid_is_free_if_a_side_is_no_integer() -> None:
-  assert not free_sizes.is_free((3, 4)) and free_sizes.is_free((3, jnp.arange(2)))
+  assert not interpolate.is_free((3, 4)) and interpolate.is_free((3, jnp.arange(2)))

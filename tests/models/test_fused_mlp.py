@@ -22,8 +22,8 @@ from vit_jax.config.schema import Gelu, MlpKernel
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import forms, fused_mlp, norm_act
+from vit_jax.models.vit.block import Mlp
 from vit_jax.models.vit.context import BlockInfo, Context
-from vit_jax.models.vit.mlp import Mlp
 from vit_jax.parallel import kernels
 
 AXES = ('data', 'fsdp', 'tensor')

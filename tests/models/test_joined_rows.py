@@ -82,6 +82,13 @@ def test_other_networks_keep_their_rows(changes: dict, on_gpu: Callable[[], list
                                         monkeypatch: pytest.MonkeyPatch) -> None:
   on_gpu()
   network = backbones.build(schema.replaced(BASE, changes), PX)
-  monkeypatch.setattr(type(network), '_run_joined', lambda *args, **named: pytest.fail('rows were joined'))
+  joins_rows, found = type(network)._joins_rows, []
+
+  def noted(*args: object) -> bool:
+    found.append(joins_rows(*args))
+    return found[-1]
+
+  monkeypatch.setattr(type(network), '_joins_rows', noted)
   jax.eval_shape(lambda key: network.apply(network.init(key, IMAGES[:1])[0], {}, IMAGES, train=True, key=key),
                  jax.random.key(0))
+  assert found == [False]

@@ -11,7 +11,8 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params
-from vit_jax.models.vit import mimetic, vit
+from vit_jax.models.vit import vit
+from vit_jax.models.vit.attention import mimetic, with_mimetic
 
 WIDTH, HEADS = 64, 2
 SETTINGS = schema.ViT(patch=8, width=WIDTH, depth=2, heads=HEADS, mlp=schema.Mlp(8), init=schema.Init.MIMETIC)
@@ -21,8 +22,7 @@ def attention(seed: int = 0, heads: int = HEADS) -> Params:
   """Kernels by name."""
   shape = (WIDTH, heads, WIDTH // heads)
   empty = {name: {'kernel': jnp.zeros(shape)} for name in ('query', 'key', 'value')}
-  found = mimetic.attention({**empty, 'out': {'kernel': jnp.zeros(shape), 'bias': jnp.ones(WIDTH)}},
-                            jax.random.key(seed))
+  found = mimetic({**empty, 'out': {'kernel': jnp.zeros(shape), 'bias': jnp.ones(WIDTH)}}, jax.random.key(seed))
   return {name: np.asarray(leaves['kernel'], np.float64) for name, leaves in found.items()}
 
 
@@ -58,4 +58,4 @@ def test_each_layer_and_part_of_a_block_has_its_own_noise(block: schema.Plain) -
 
 def test_a_block_without_attention_is_refused() -> None:
   with pytest.raises(UserError, match="model.init: expected another one than mimetic for a block without 'attn'"):
-    vit.build(SETTINGS, (16, 16))._with_mimetic({'mixing': {}}, {'': jax.random.key(0)})
+    with_mimetic({'mixing': {}}, {'': jax.random.key(0)})

@@ -18,7 +18,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Execution, Kernels, Quantize, Remat
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Params
-from vit_jax.models import adapters, mae_decoder
+from vit_jax.models import adapters, decoders
 from vit_jax.models.kernels import dense
 from vit_jax.models.vit import vit
 
@@ -215,7 +215,7 @@ def test_products_of_adapters_are_not_quantized() -> None:
 
 def test_the_blocks_of_the_decoder_are_quantized_and_its_other_products_are_not() -> None:
   model = dataclasses.replace(MODEL, quantize=Quantize.INT8)
-  decoder = mae_decoder.Decoder(encoder=model, width=16, depth=2, heads=2)
+  decoder = decoders.Decoder(encoder=model, width=16, depth=2, heads=2)
   tokens, places = jnp.zeros((2, 3, 32)), jnp.zeros((2, 6), jnp.int32)
   params = jax.eval_shape(decoder.init, jax.random.key(0))
   found = collections.Counter(products(jax.make_jaxpr(lambda p, x: decoder.apply(

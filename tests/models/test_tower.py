@@ -12,8 +12,8 @@ import pytest
 import vits
 
 from vit_jax.config.schema import Gelu, TextPool
-from vit_jax.models.text import tower
-from vit_jax.models.text.tower import TextTower
+from vit_jax.models import text_tower as tower
+from vit_jax.models.text_tower import TextTower
 
 CLIP = TextTower(vocabulary=37, length=6, width=8, depth=2, heads=2, mlp=12, gelu=Gelu.QUICK, norm_eps=1e-5,
                  pool=TextPool.END, is_causal=True, out_width=4, projection_bias=False)

@@ -11,7 +11,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.models import cost
-from vit_jax.models.mae_decoder import Decoder
+from vit_jax.models.decoders import Decoder
 from vit_jax.models.vit import vit
 from vit_jax.objectives.mae import Mae
 from vit_jax.recipes import sizes

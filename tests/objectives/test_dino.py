@@ -207,7 +207,7 @@ def test_a_config_has_the_schedules_of_the_paper_and_its_parameters() -> None:
       batch_size=8, image_px=(16, 16), model=schema.ViT(patch=8, width=8, depth=1, heads=2, mlp=schema.Mlp(8)),
       objective=schema.Dino(out_dim=K, hidden_dim=5, bottleneck_dim=4, norm_last_layer=False))
   one = kinds.of(config).build(build.build_backbone(config), 3, lengths=programs.durations.Lengths(800, 8, 10_000))
-  temperature, momentum = one._rates
+  temperature, momentum = one._teacher_temperature, one._momentum
   assert [round(float(temperature(s)), 4) for s in (0, 1500, 3000, 9000)] == [.04, .055, .07, .07]
   assert [round(float(momentum(s)), 4) for s in (0, 5000, 10_000)] == [.996, .998, 1.]
   views = {'views_global': jnp.zeros((8, 2, 16, 16, 3)), 'views_local': jnp.zeros((8, 2, 8, 8, 3))}

@@ -276,8 +276,8 @@ def test_a_config_has_the_heads_and_schedules_of_its_settings() -> None:
   lengths = programs.durations.Lengths(800, 8, 1000)
   one = kinds.of(given).build(vit.build(given.model, given.image_px), 3, lengths=lengths)
   assert isinstance(one, dinov2.Dinov2)
-  assert [round(float(one._rates.teacher_temperature(s)), 4) for s in (0, 100, 200, 900)] == [.04, .055, .07, .07]
-  assert [round(float(one._rates.momentum(s)), 4) for s in (0, 500, 1000)] == [.9, .95, 1.]
+  assert [round(float(one._teacher_temperature(s)), 4) for s in (0, 100, 200, 900)] == [.04, .055, .07, .07]
+  assert [round(float(one._momentum(s)), 4) for s in (0, 500, 1000)] == [.9, .95, 1.]
   views = {'views_global': jnp.zeros((8, 2, 16, 16, 3))}
   params, extra = jax.eval_shape(one.init, jax.random.key(0), views)
   assert params['patch_projector']['prototypes']['kernel'].shape == (3, 13)

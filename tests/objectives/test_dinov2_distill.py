@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 
 from tests.objectives import test_dinov2
 from tests.objectives.test_dinov2 import APART, BATCH, NUM, PATCH, SHARED, STEP, WIDTH, K, f64
+from tests.weights import made
 from vit_jax.config import check, schema
 from vit_jax.config.schema import Centering
 from vit_jax.core import trees
@@ -23,6 +25,7 @@ from vit_jax.models.vit import vit
 from vit_jax.objectives import dino, kinds
 from vit_jax.objectives.dinov2_distill import Dinov2Distill
 from vit_jax.objectives.feature_distill import PATCHES, POOLED
+from vit_jax.weights import init_state, saving
 
 OWN = ('mask_share', 'mask_ratio', 'teacher', 'momentum')
 
@@ -135,3 +138,14 @@ def test_teachers_that_cannot_work_are_refused(teacher: dict[str, Any], said: st
   with pytest.raises(UserError) as error:
     check.check(config(schema.FeatureTeacher('x', **teacher)))
   assert said in str(error.value)
+
+
+def test_weights_without_the_heads_of_the_teacher_are_refused_before_training(tmp_path: pathlib.Path) -> None:
+  """Training would begin with heads at random, which teach nothing."""
+  file = tmp_path / 'teacher.npz'
+  saving.save(made.network(WIDE, preprocess=made.HOW._replace(resize_px=0, image_px=(16, 16))), str(file))
+  given = config(schema.FeatureTeacher(str(file), model=WIDE))
+  program = programs.abstract_parts(given).program
+  with pytest.raises(UserError, match='objective.teacher.weights: expected weights with projector, got .*teacher.npz, '
+                     'which has none. Use the run directory of a complete network.'):
+    init_state.given(given, program, ())

@@ -16,6 +16,7 @@ from vit_jax.core.types import Array, Features
 from vit_jax.models import heads
 from vit_jax.models.vit import vit
 from vit_jax.objectives.distill import Distill, Trained
+from vit_jax.objectives.networks import Normalization
 
 CLASSES = 5
 RNG = np.random.default_rng(0)
@@ -23,17 +24,16 @@ BATCH = {'image': RNG.normal(size=(4, 8, 8, 3)).astype(np.float32), 'label': np.
          'mask': np.array([1., 1., 1., 0.], np.float32)}
 STUDENT = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16),
                      pool=schema.ClassToken(distillation=True))
-HALF, OTHER = ((.5,) * 3, (.5,) * 3), ((.4, .45, .5), (.2, .3, .4))
+HALF, OTHER = Normalization((.5,) * 3, (.5,) * 3), Normalization((.4, .45, .5), (.2, .3, .4))
 
 
 def task(teach: DistillType = DistillType.SOFT, *, weight: float = .3, distilled: bool = True,
          soft_mean: SoftMean = SoftMean.PAPER) -> Distill:
-  teacher = Trained(fakes.PlainNet(), fakes.LinearHead(), mean=OTHER[0], std=OTHER[1], seen_mean=HALF[0],
-                    seen_std=HALF[1])
+  teacher = Trained(fakes.PlainNet(), fakes.LinearHead(), normalization=OTHER, student=HALF)
   backbone: Any = vit.build(STUDENT, (8, 8)) if distilled else fakes.PlainNet()
   head: Any = heads.Head(schema.Head()) if distilled else fakes.LinearHead()
-  return Distill(backbone, head, teacher, num_classes=CLASSES, teach=teach, weight=weight, temperature=2.,
-                 label_smoothing=.1, soft_mean=soft_mean)
+  settings = schema.Distill(distill_type=teach, weight=weight, temperature=2., label_smoothing=.1, soft_mean=soft_mean)
+  return Distill(backbone, head, teacher, settings, num_classes=CLASSES)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -119,9 +119,10 @@ def test_the_loss_is_that_of_deits_program(teach: DistillType, soft_mean: SoftMe
   n = np.arange(28.).reshape(4, 7)
   own, taught, teacher = 2 * np.sin(n), 2 * np.cos(n), 3 * np.sin(.5 * n)
   head: Any = Same()
-  trained = Trained(Given(teacher), head, mean=HALF[0], std=HALF[1], seen_mean=HALF[0], seen_std=HALF[1])
-  one = Distill(Given(own, taught), head, trained, num_classes=7, teach=teach, weight=weight, temperature=temperature,
-                label_smoothing=.1, soft_mean=soft_mean)
+  trained = Trained(Given(teacher), head, normalization=HALF, student=HALF)
+  settings = schema.Distill(distill_type=teach, weight=weight, temperature=temperature, label_smoothing=.1,
+                            soft_mean=soft_mean)
+  one = Distill(Given(own, taught), head, trained, settings, num_classes=7)
   batch = {'image': jnp.zeros((4, 8, 8, 3)), 'label': jnp.arange(4)}
   params, extra = one.init(jax.random.key(0), batch)
   out = jax.jit(one.loss)(params, extra, batch, jax.random.key(1), jnp.asarray(0))
@@ -159,11 +160,8 @@ def test_consistent_teaching_leaves_the_labels_out() -> None:
 
 @pytest.mark.slow(reason='3 s: another network')
 def test_running_statistics_of_the_student_are_kept() -> None:
-  teacher = Trained(fakes.BatchNormNet(), fakes.LinearHead(), mean=HALF[0], std=HALF[1], seen_mean=HALF[0],
-                    seen_std=HALF[1])
-  one = Distill(fakes.BatchNormNet(), fakes.LinearHead(), teacher, num_classes=CLASSES, teach=DistillType.HARD,
-                weight=.5,
-                temperature=1., label_smoothing=0., soft_mean=SoftMean.PAPER)
+  teacher = Trained(fakes.BatchNormNet(), fakes.LinearHead(), normalization=HALF, student=HALF)
+  one = Distill(fakes.BatchNormNet(), fakes.LinearHead(), teacher, schema.Distill(), num_classes=CLASSES)
   params, extra = one.init(jax.random.key(0), BATCH)
   assert set(extra) == {'trained', 'model_state'} and 'state' in extra['trained']
   out = jax.jit(one.loss)(params, extra, BATCH, jax.random.key(1), jnp.asarray(0))

@@ -19,7 +19,7 @@ Warmup = schema.EmaWarmup
     (Warmup.POWER, [0., 1 - 2 ** (-2 / 3), 1 - 11 ** (-2 / 3), .9]),
     (Warmup.NONE, [.9] * 4)])
 def test_the_decay_begins_by_its_rule(warmup: schema.EmaWarmup, want: list[float]) -> None:
-  got = [float(ema.decay_at(jnp.asarray(s), .9, warmup)) for s in (0, 1, 10, 10_000)]
+  got = [float(ema.Growing(.9, warmup).decay({}, jnp.asarray(s))[0]) for s in (0, 1, 10, 10_000)]
   assert got == pytest.approx(want, rel=1e-5)
 
 
@@ -34,7 +34,7 @@ def test_the_average_follows_its_recurrence(warmup: schema.EmaWarmup) -> None:
   extra, want = {'ema': {'w': jnp.ones(3)}}, np.ones(3)
   for step in range(6):
     w = np.arange(3.) * step
-    decay = float(ema.decay_at(jnp.asarray(step), .7, warmup))
+    decay = float(ema.Growing(.7, warmup).decay({}, jnp.asarray(step))[0])
     want = decay * want + (1 - decay) * w
     extra = task.after_update({'w': jnp.asarray(w, jnp.float32)}, extra, {}, jnp.asarray(step))
   np.testing.assert_allclose(extra['ema']['w'], want, rtol=1e-5)

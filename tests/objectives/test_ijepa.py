@@ -14,7 +14,7 @@ import pytest
 
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
-from vit_jax.models.jepa_predictor import Predictor
+from vit_jax.models.decoders import Predictor
 from vit_jax.models.vit import positions, vit
 from vit_jax.objectives import kinds
 from vit_jax.objectives.ijepa import IJepa, Masks

@@ -14,7 +14,7 @@ import pytest
 from tests.objectives import make_golden_mae as made
 from vit_jax.config import schema
 from vit_jax.core import trees
-from vit_jax.models.mae_decoder import Decoder
+from vit_jax.models.decoders import Decoder
 from vit_jax.models.vit import positions, vit
 from vit_jax.objectives import patches
 from vit_jax.objectives.mae import Mae

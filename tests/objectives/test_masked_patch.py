@@ -11,15 +11,15 @@ from vit_jax.config import schema
 from vit_jax.config.schema import PatchTarget
 from vit_jax.models.vit import vit
 from vit_jax.objectives import masked_patch, patches
+from vit_jax.objectives.networks import Normalization
 
 MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16))
 MEAN, STD = (.5, .4, .3), (.2, .25, .3)
 
 
 def task(target: PatchTarget = PatchTarget.COLOR, **settings: float) -> masked_patch.MaskedPatch:
-  return masked_patch.MaskedPatch(
-      vit.build(MODEL, (12, 12)), patch=4, target=target, mean=MEAN, std=STD,
-      **({'corrupted': .5, 'masked': .8, 'swapped': .1} | settings))
+  return masked_patch.MaskedPatch(vit.build(MODEL, (12, 12)), schema.MaskedPatch(target, **settings),
+                                  Normalization(MEAN, STD), patch=4)
 
 
 @pytest.mark.slow(reason='1 s: another program')
@@ -40,7 +40,8 @@ def test_half_is_corrupted_by_mask_other_patch_or_not_at_all() -> None:
 
 def test_chosen_patches_are_masked_or_become_another_one_and_never_themselves() -> None:
   tokens = jnp.arange(1., 20 * 9 + 1).reshape(20, 9, 1)
-  mixed, choice = task(masked=.5, swapped=.5).corrupt(tokens, jnp.zeros((1, 1, 1)), jax.random.key(0))
+  corrupt = task(mask_token_prob=.5, random_patch_prob=.5).corrupt
+  mixed, choice = corrupt(tokens, jnp.zeros((1, 1, 1)), jax.random.key(0))
   mixed, before, chosen = np.asarray(mixed), np.asarray(tokens), np.asarray(choice.rank)[..., None] < 5
   assert ((mixed != before) == chosen).all() and chosen.sum() == 100 and 30 < (mixed == 0).sum() < 70  # 4 deviations
 

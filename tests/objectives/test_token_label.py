@@ -27,8 +27,10 @@ BATCH['token_targets'][1, 2:] = 0  # tokens without a target
 def task(model: schema.ViT = MODEL, *, mix: bool = True, class_from_map: bool = True,
          mix_group: int = 0) -> TokenLabel:
   head = heads.Head(schema.Head())
-  return TokenLabel(vit.build(model, (12, 16)), head, head, patch=4, num_classes=CLASSES, dense_weight=.7, mix=mix,
-                    label_smoothing=.1, class_from_map=class_from_map, mix_group=mix_group)
+  settings = schema.TokenLabel(
+      dense_weight=.7, mix_token=mix, label_smoothing=.1, mix_group=mix_group,
+      class_target=schema.ClassTarget.MAP if class_from_map else schema.ClassTarget.LABEL)
+  return TokenLabel(vit.build(model, (12, 16)), head, head, settings, patch=4, num_classes=CLASSES)
 
 
 @pytest.fixture(scope='module')

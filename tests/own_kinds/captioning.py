@@ -14,7 +14,7 @@ from vit_jax.core.numerics import counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.models.initialization import TORCH
 from vit_jax.models.layers import Dense, applied, initial
-from vit_jax.models.text.tower import TextTower
+from vit_jax.models.text_tower import TextTower
 from vit_jax.models.vit.block import Cross
 from vit_jax.models.vit.context import BlockInfo, Context
 from vit_jax.objectives import contrastive

@@ -16,7 +16,7 @@ import pytest
 from tests.weights import drawn
 from vit_jax.config import schema
 from vit_jax.core.types import Outputs
-from vit_jax.models.mae_decoder import Decoder
+from vit_jax.models.decoders import Decoder
 from vit_jax.weights import files, inference, loading, saving
 from vit_jax.weights.network import Weights
 

@@ -41,9 +41,8 @@ Dense = Callable[[Array, Array, Array], Array]
 
 def kernels(leaves: Mapping[str, Any], settings: Lora) -> list[str]:
   """Returns the paths of the layers with an adapter, such as `backbone/blocks/attn/query`, in the order of leaves."""
-  return [name.removesuffix('/kernel') for name in leaves
-          if name.startswith(BLOCKS) and name.endswith('/kernel')
-          and settings.is_target(name.removeprefix(BLOCKS).removesuffix('/kernel'))]
+  layers = [name.removesuffix('/kernel') for name in leaves if name.startswith(BLOCKS) and name.endswith('/kernel')]
+  return [layer for layer in layers if settings.is_target(layer.removeprefix(BLOCKS))]
 
 
 def num_inputs(layer: str) -> int:
@@ -55,20 +54,21 @@ def init(key: Key, backbone: Params, settings: Lora) -> dict[str, Array]:
   """Returns the leaves of new adapters by path, for the kernels of a backbone."""
   leaves = trees.flatten({'backbone': backbone})
   layers = kernels(leaves, settings)
-  found = {}
-  for layer, one in zip(layers, jax.random.split(key, len(layers)), strict=True):
-    kernel = leaves[f'{layer}/kernel']
-    cut = 1 + num_inputs(layer)
-    bound = np.prod(kernel.shape[1:cut]) ** -.5  # PyTorch's kaiming_uniform_(a=sqrt(5)), as in PEFT
-    a = jax.random.uniform(one, (*kernel.shape[:cut], settings.rank), minval=-bound, maxval=bound)
-    b = jnp.zeros((kernel.shape[0], settings.rank, *kernel.shape[cut:]))
-    inputs, outputs = range(1, cut), range(cut, kernel.ndim)  # each side of A and B lies as that side of the kernel
-    found[f'{layer}/{A}'] = labelled(a, (LAYERS, *of_dimensions(f'{layer}/kernel', inputs), 'rank'))
-    found[f'{layer}/{B}'] = labelled(b, (LAYERS, 'rank', *of_dimensions(f'{layer}/kernel', outputs)))
+  new = {}
+  for layer, layer_key in zip(layers, jax.random.split(key, len(layers)), strict=True):
+    path = f'{layer}/kernel'
+    kernel = leaves[path]
+    first_output = 1 + num_inputs(layer)  # the first axis of outputs; axis 0 is that of layers
+    bound = np.prod(kernel.shape[1:first_output]) ** -.5  # PyTorch's kaiming_uniform_(a=sqrt(5)), as in PEFT
+    a = jax.random.uniform(layer_key, (*kernel.shape[:first_output], settings.rank), minval=-bound, maxval=bound)
+    b = jnp.zeros((kernel.shape[0], settings.rank, *kernel.shape[first_output:]))
+    # The inputs of A and the outputs of B are split over devices as those of the kernel.
+    inputs, outputs = of_dimensions(path, range(1, first_output)), of_dimensions(path, range(first_output, kernel.ndim))
+    new[f'{layer}/{A}'] = labelled(a, (LAYERS, *inputs, 'rank'))
+    new[f'{layer}/{B}'] = labelled(b, (LAYERS, 'rank', *outputs))
     if settings.dora:
-      found[f'{layer}/{MAGNITUDE}'] = labelled(
-          magnitude(layer, kernel), (LAYERS, *of_dimensions(f'{layer}/kernel', outputs)))
-  return found
+      new[f'{layer}/{MAGNITUDE}'] = labelled(magnitude(layer, kernel), (LAYERS, *outputs))
+  return new
 
 
 def magnitude(layer: str, kernel: ArrayLike) -> Any:
@@ -112,7 +112,7 @@ def network(params: Params, frozen: Params, settings: Lora, *, key: Key | None) 
 
 
 def _norm(kernel: Array, a: Array, b: Array) -> Array:
-  """`|W + A B|` over the inputs, `[L, *out]`, from `|W|^2 + 2 W.(A B) + |A B|^2`: no matrix of W's size is made."""
+  """Returns `|W + A B|` over the inputs, `[L, *out]`, from `|W|^2 + 2 W.(A B) + |A B|^2`, without the sum itself."""
   w_LIO, a_LIR, b_LRO = _matrices(kernel, a, b)
   precise = jax.lax.Precision.HIGHEST
   cross_LRO = jnp.einsum('lir,lio->lro', a_LIR, w_LIO, precision=precise)
@@ -123,7 +123,7 @@ def _norm(kernel: Array, a: Array, b: Array) -> Array:
 
 
 def _matrices(kernel: Any, a: Any, b: Any) -> tuple[Any, Any, Any]:
-  """The three as matrices of each layer: `[L, I, O]`, `[L, I, R]`, `[L, R, O]`."""
+  """Returns kernel, A and B as matrices of each layer: `[L, I, O]`, `[L, I, R]`, `[L, R, O]`."""
   layers, rank = b.shape[:2]
   a_LIR, b_LRO = a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
   return kernel.reshape(layers, a_LIR.shape[1], b_LRO.shape[2]), a_LIR, b_LRO
@@ -183,6 +183,7 @@ def product(dense: Dense, x: Array, kernel: Array, bias: Array, adapter: Mapping
 
 
 def _dropped(x: Array, adapter: Mapping[str, Array]) -> Array:
+  """Returns the input of A after dropout; `x` itself if the adapter has no key."""
   if KEY not in adapter:
     return x
   rate = adapter[RATE]

@@ -1,16 +1,13 @@
-"""The network of a config."""
+"""Builds the network of a config."""
 from __future__ import annotations
 
 from vit_jax.config import check, schema
 from vit_jax.core import implementation
 from vit_jax.core.contracts import Backbone
 
-Size = tuple[int, int]
-"""(height, width) of an image, px."""
 
-
-def build(model: schema.Model, image_px: Size) -> Backbone:
-  """The backbone of these settings for images of `image_px`.
+def build(model: schema.Model, image_px: tuple[int, int]) -> Backbone:
+  """Returns the backbone of these settings for images of `image_px` (height, width).
 
   Raises:
     UserError: lists all settings that do not fit together.

@@ -1,4 +1,4 @@
-"""Convolution and BatchNorm, of stems of Vision Transformers and of other networks (`rivals/`).
+"""Convolution, BatchNorm and stages of units, for stems of Vision Transformers and for other networks (`rivals/`).
 
 Activations are `[B, H, W, C]`, kernels `[height, width, inputs, outputs]`. A convolution computes in its `dtype`, norms
 in f32. `SAME` padding gives half of a side rounded up at stride 2, and pads the end more than the start; the symmetric
@@ -6,7 +6,8 @@ padding of PyTorch gives the same side and other values.
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax import lax
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
+from vit_jax.config.schema import Remat
 from vit_jax.core.numerics import constrain_batch
 from vit_jax.core.types import Array, Features
 from vit_jax.models.initialization import Initializer, lecun_normal, zeros
@@ -31,21 +33,23 @@ STATE = 'state'
 
 
 class Running(NamedTuple):
-  """momentum: the share of the running statistics that is kept at each step.    eps: added to the variance.
-
-  train: mean and variance are those of `x`, and the running ones follow them.
-  """
-  momentum: float
-  eps: float
-  train: bool
+  """How BatchNorm uses running statistics."""
+  momentum: float  # share of the running statistics that is kept at each step
+  eps: float       # added to the variance
+  train: bool      # if True, mean and variance are those of `x`, and the running ones follow them
 
 
 def padding(size: tuple[int, int], side: int, stride: int, *, is_same: bool) -> Pads:
-  """Zeros before and after, of height and width, for a square kernel on a map of this size."""
+  """Returns the numbers of zeros before and after, of height and width, for a square kernel on a map of this size."""
   if not is_same:
     return ((side // 2, side // 2),) * 2
-  missing = [max((-(-n // stride) - 1) * stride + side - n, 0) for n in size]
-  return (missing[0] // 2, missing[0] - missing[0] // 2), (missing[1] // 2, missing[1] - missing[1] // 2)
+
+  def of_axis(length: int) -> tuple[int, int]:
+    num_outputs = -(-length // stride)
+    num_zeros = max((num_outputs - 1) * stride + side - length, 0)
+    return num_zeros // 2, num_zeros - num_zeros // 2
+
+  return of_axis(size[0]), of_axis(size[1])
 
 
 def convolve(x: Array, kernel: Array, *, stride: int, is_same: bool, forms: Forms = FAST) -> Array:
@@ -108,6 +112,30 @@ class BatchNorm(nn.Module):
     mean.value = momentum * mean.value + (1. - momentum) * batch_mean
     var.value = momentum * var.value + (1. - momentum) * batch_var
     return normed(x, batch_mean, batch_var)
+
+
+class Stage(nn.Module, kw_only=True):
+  """Units of one width, one after the other, with the names `unit1`, `unit2`, …; the first may change the shape.
+
+  Attributes:
+    unit: makes a unit, called with its `stride`, its `name`, and `has_proj`: whether its shortcut has a projection.
+    num_units: number of units.
+    stride: stride of the first unit; the others have 1.
+    remat: whether each unit is computed again in the backward pass.
+  """
+  unit: functools.partial[Any]
+  num_units: int
+  stride: int
+  remat: Remat
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    """`[B, h, w, I]` to `[B, h / stride, w / stride, O]`."""
+    kind: Any = self.unit.func if self.remat.saves_everything else nn.remat(self.unit.func)
+    for i in range(self.num_units):
+      unit = kind(**self.unit.keywords, stride=1 if i else self.stride, has_proj=i == 0, name=f'unit{i + 1}')
+      x = constrain_batch(unit(x))
+    return x
 
 
 def map_features(x_BhwD: Array) -> Features:

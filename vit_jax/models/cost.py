@@ -23,7 +23,7 @@ TRAIN_FACTOR = 3  # one product in the forward pass, and two in the backward pas
 
 
 class Cost(NamedTuple):
-  """Parameters by part, FLOPs of the forward pass of one image by module, and D, the width of the features."""
+  """Numbers of parameters by part, FLOPs of the forward pass of one image by module, and the width of the features."""
   parameters: dict[str, int]
   flops: dict[str, int]
   width: int
@@ -32,8 +32,8 @@ class Cost(NamedTuple):
 def forward(model: schema.Model, image_px: tuple[int, int], *, head: schema.Head, num_classes: int,
             num_channels: int = 3) -> Cost:
   """Returns the cost of a network with its classification head; `num_classes=0` leaves the head out."""
-  about = (plain(model), image_px, head if num_classes else None, num_classes, num_channels)
-  return _forward(ByText(about, repr(about)))
+  arguments = (plain(model), image_px, head if num_classes else None, num_classes, num_channels)
+  return _forward(ByText(arguments, repr(arguments)))
 
 
 class ByText:
@@ -51,6 +51,7 @@ class ByText:
 
 @functools.lru_cache(1000)
 def _forward(key: ByText) -> Cost:
+  """Returns the cost for `key.value`, the arguments of `forward`."""
   model, image_px, head_settings, num_classes, num_channels = key.value
   backbone, rng = backbones.build(model, image_px), jax.random.key(0)
   image = jax.ShapeDtypeStruct((1, *image_px, num_channels), jnp.float32)
@@ -63,9 +64,9 @@ def _forward(key: ByText) -> Cost:
     params['head'] = jax.eval_shape(lambda key: head.init(key, width, num_classes), rng)
 
   def run(params: Any, state: Any, image: jax.Array) -> jax.Array:
-    found = backbone.apply(params, state, image, train=False, key=None)[0].pooled
+    pooled = backbone.apply(params, state, image, train=False, key=None)[0].pooled
     with jax.named_scope('head'):
-      return head.apply(params['head'], found) if head else found
+      return head.apply(params['head'], pooled) if head else pooled
 
   return Cost({part: trees.num_elements(leaves) for part, leaves in params.items()},
               traced_costs.flops(run, params, state, image), width)
@@ -90,11 +91,11 @@ def plain(settings: Any) -> Any:
   forms: dict[str, Any] = {'kernels': Kernels.PLAIN, 'quantize': Quantize.NONE, 'execution': Execution.SCAN,
                            'remat': Remat.NONE, 'full_remat': 0}
   kernels = {AttentionKernel: AttentionKernel.XLA, MlpKernel: MlpKernel.XLA}
-  own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-  is_model = 'remat' in own
-  return dataclasses.replace(settings, **{
-      name: forms[name] if is_model and name in forms else kernels.get(type(value)) or plain(value)
-      for name, value in own.items()})
+  values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+  changes = {name: kernels.get(type(value)) or plain(value) for name, value in values.items()}
+  if 'remat' in values:  # settings of a network
+    changes |= {name: form for name, form in forms.items() if name in values}
+  return dataclasses.replace(settings, **changes)
 
 
 def table(params: PyTree, flops: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""What is on top of a backbone: the classification head, and DINO's projection head.
+"""Heads on a backbone: the classification head, and DINO's projection head.
 
 Parameters of the classification head, all f32: `kernel [D, C]` and `bias [C]` (with `bias`; without, the head is a
 projection to an embedding, as that of CLIP), and with `pre_logits` `pre_logits/{kernel, bias}` of the tanh layer before
@@ -37,26 +37,25 @@ LAYERS = ('mlp1', 'mlp2', 'mlp3')
 
 class _Classifier(nn.Module, kw_only=True):
   """`W tanh(V x + v) + b`, or `W x + b` without `pre_logits`."""
+  settings: schema.Head
   num_classes: int
-  pre_logits: int
-  bias_init: float
-  has_bias: bool
-  law: Linear
-  hidden_law: Linear
+  laws: Laws
   forms: Forms
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    if self.pre_logits:
-      hidden = Dense(features=(self.pre_logits,), axes=HIDDEN, dtype=jnp.float32, law=self.hidden_law, forms=self.forms,
-                     name='pre_logits')
+    s = self.settings
+    law = self.laws.probe if s.probe else self.laws.head
+    if s.pre_logits:
+      hidden = Dense(features=(s.pre_logits,), axes=HIDDEN, dtype=jnp.float32, law=self.laws.pre_logits,
+                     forms=self.forms, name='pre_logits')
       x = jnp.tanh(hidden(x))
 
     def init_bias(key: Key, shape: tuple[int, ...]) -> Array:
-      return self.bias_init + self.law.bias(x.shape[-1])(key, shape)
+      return s.bias_init + law.bias(x.shape[-1])(key, shape)
 
-    kernel = param(self, 'kernel', self.law.kernel, (x.shape[-1], self.num_classes), OUTPUT, matrix=(1, 1))
-    bias = (param(self, 'bias', init_bias, (self.num_classes,), OUTPUT[1:]) if self.has_bias
+    kernel = param(self, 'kernel', law.kernel, (x.shape[-1], self.num_classes), OUTPUT, matrix=(1, 1))
+    bias = (param(self, 'bias', init_bias, (self.num_classes,), OUTPUT[1:]) if s.bias
             else jnp.zeros(self.num_classes))
     return self.forms.dense(x, kernel, bias)
 
@@ -72,19 +71,16 @@ class Head:
   laws: Laws = VISION_TRANSFORMER
 
   def init(self, key: Key, width: int, num_classes: int) -> Params:
-    """Parameters for features `[B, width]` and `num_classes` classes."""
+    """Returns parameters for features `[B, width]` and `num_classes` classes."""
     return initial(self._network(num_classes), key, jnp.zeros((1, width)))
 
   def apply(self, params: Params, pooled: Array) -> Array:
-    """Logits `[B, C]` f32 of features `[B, D]`, any float dtype."""
+    """Returns logits `[B, C]` f32 of features `[B, D]`, any float dtype."""
     network = self._network(params['kernel'].shape[-1])
     return applied(network, params, pooled.astype(jnp.float32))
 
   def _network(self, num_classes: int) -> _Classifier:
-    return _Classifier(num_classes=num_classes, pre_logits=self.settings.pre_logits,
-                       bias_init=self.settings.bias_init, has_bias=self.settings.bias, forms=select(self.kernels),
-                       law=self.laws.probe if self.settings.probe else self.laws.head,
-                       hidden_law=self.laws.pre_logits)
+    return _Classifier(settings=self.settings, num_classes=num_classes, laws=self.laws, forms=select(self.kernels))
 
 
 def build(settings: schema.Head, model: schema.Model) -> Head:
@@ -93,7 +89,7 @@ def build(settings: schema.Head, model: schema.Model) -> Head:
 
 
 def hidden(params: Params, pooled: Array) -> Array:
-  """What the last layer of a classification head reads, f32: `tanh(V x + v)`, or `x` of a linear head."""
+  """Returns the input of the last layer of a classification head, f32: `tanh(V x + v)`, or `x` for a linear head."""
   x = pooled.astype(jnp.float32)
   if 'pre_logits' not in params:
     return x
@@ -103,7 +99,7 @@ def hidden(params: Params, pooled: Array) -> Array:
 
 
 def normalize(x: Array, *, axis: int) -> Array:
-  """`x / max(|x|, 1e-12)` along an axis, in f32, with a finite gradient at 0."""
+  """Returns `x / max(|x|, 1e-12)` along an axis, in f32, with a finite gradient at 0."""
   x = x.astype(jnp.float32)
   square = jnp.square(x).sum(axis, keepdims=True)
   return x * jax.lax.rsqrt(jnp.maximum(square, EPS ** 2))
@@ -124,7 +120,7 @@ class Projector:
   law: Linear = VISION_TRANSFORMER.projector
 
   def init(self, key: Key, width: int) -> Params:
-    """New parameters for features `[R, width]`."""
+    """Returns new parameters for features `[R, width]`."""
     keys = split_key(key, *LAYERS, 'prototypes')
     inputs = (width, self.hidden, self.hidden)
     params: Params = {name: initial(layer, keys[name], jnp.zeros((1, size)))
@@ -137,7 +133,7 @@ class Projector:
     return params
 
   def apply(self, params: Params, features: Array) -> Array:
-    """Outputs `[R, K]` f32 of features `[R, D]`: cosines with the prototypes, times their lengths."""
+    """Returns outputs `[R, K]` f32 of features `[R, D]`: cosines with the prototypes, times their lengths."""
     x, gelu = features, select(self.kernels).gelu
     for name, layer in self._layers.items():
       x = applied(layer, params[name], x)

@@ -34,27 +34,27 @@ fan_out_normal = initializers.variance_scaling(2., 'fan_out', 'normal')  # He et
 
 
 def uniform(bound: float) -> Initializer:
-  """Uniform in ±`bound`."""
+  """Returns the law that is uniform in ±`bound`."""
   return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
 def torch_kernel(key: Key, shape: tuple[int, ...]) -> Array:
-  """PyTorch's default of Linear and Conv2d: uniform in ±1 / sqrt(inputs). The outputs are the last axis."""
+  """Draws by PyTorch's default of Linear and Conv2d: uniform in ±1 / sqrt(inputs). The last axis is the outputs."""
   return uniform(prod(shape[:-1]) ** -.5)(key, shape)
 
 
 def fused_xavier(num_parts: int) -> Initializer:
-  """Xavier's uniform law of a matrix `[inputs, num_parts * outputs]`, for one of its parts."""
+  """Returns Xavier's uniform law of a matrix `[inputs, num_parts * outputs]`, for one of its parts."""
   return lambda key, shape: uniform((6. / (shape[0] + num_parts * shape[1])) ** .5)(key, shape)
 
 
 def width_normal(key: Key, shape: tuple[int, ...]) -> Array:
-  """Normal with variance 1 / D, where D is the last axis."""
+  """Draws normal values with variance 1 / D, where D is the last axis."""
   return normal(shape[-1] ** -.5)(key, shape)
 
 
 def width_truncated(key: Key, shape: tuple[int, ...]) -> Array:
-  """A normal law with variance 1 / D that is cut at 2 standard deviations, which leaves 77 % of the variance."""
+  """Draws normal values with variance 1 / D, cut at 2 standard deviations, which leaves 77 % of the variance."""
   return initializers.truncated_normal(shape[-1] ** -.5)(key, shape)
 
 
@@ -73,34 +73,25 @@ class OfAttention(NamedTuple):
 
 
 class Laws(NamedTuple):
-  """The laws of one program.
-
-  patches: the patch embedding.    stem: kernels of the convolutions before it (LV-ViT).    cls, dist, registers,
-  mask: tokens.    positions: learned and relative ones.    has_first_positions: the rows of class and distillation
-  token start likewise; else at 0, as these tokens have no position in the program.    attention: of blocks and of
-  MAE's decoder.    mlp: likewise, and of attention pooling.    gate: the matrix of a SwiGLU that the SiLU is applied
-  to.    pool: the attention of attention pooling.    map_probe: its query.    decoder: the first and last matrix of
-  MAE's decoder.    projector: the MLP of DINO's head.    pre_logits: the hidden layer of a head.    head:
-  classification heads; `head.bias_init` is added to the bias.    probe: the head of a linear probe.
-  """
-  patches: Linear
-  stem: Initializer
-  cls: Initializer
-  dist: Initializer
+  """The laws of one program, by the parameters that start by them."""
+  patches: Linear            # the patch embedding
+  stem: Initializer          # kernels of the convolutions before it (LV-ViT)
+  cls: Initializer           # the class token
+  dist: Initializer          # the distillation token
   registers: Initializer
-  mask: Initializer
-  positions: Initializer
-  has_first_positions: bool
-  attention: OfAttention
-  mlp: Linear
-  gate: Linear
-  pool: OfAttention
-  map_probe: Initializer
-  decoder: Linear
-  projector: Linear
-  pre_logits: Linear
-  head: Linear
-  probe: Linear
+  mask: Initializer          # the mask token
+  positions: Initializer     # learned and relative positions
+  has_first_positions: bool  # whether class and distillation token have positions too; else theirs start at 0
+  attention: OfAttention     # attention of blocks and of MAE's decoder
+  mlp: Linear                # MLPs of blocks, of MAE's decoder and of attention pooling
+  gate: Linear               # the matrix of a SwiGLU that the SiLU is applied to
+  pool: OfAttention          # the attention of attention pooling
+  map_probe: Initializer     # the query of attention pooling
+  decoder: Linear            # the first and last matrix of MAE's decoder
+  projector: Linear          # the MLP of DINO's head
+  pre_logits: Linear         # the hidden layer of a head
+  head: Linear               # classification heads; `head.bias_init` is added to the bias
+  probe: Linear              # the head of a linear probe
 
 
 LECUN, XAVIER, ZEROS, NORMAL = Linear(lecun_normal), Linear(xavier_uniform), Linear(zeros), Linear(normal(.02))
@@ -200,5 +191,5 @@ LAWS = {
 
 
 def laws(model: schema.Model) -> Laws:
-  """The laws of a network and of the heads on it; other networks than ViTs have heads of zeros."""
+  """Returns the laws of a network and of the heads on it; other networks than ViTs have heads of zeros."""
   return LAWS[model.init] if isinstance(model, schema.ViT) else VISION_TRANSFORMER

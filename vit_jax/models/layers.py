@@ -1,4 +1,4 @@
-"""The smallest parts: norms, dense layer, dropout, stochastic depth.
+"""The smallest parts of networks: norms, dense layers, dropout and stochastic depth.
 
 Activations are `[..., D]`: rows `[R, D]`, or `[B, M, D]`, which is faster where images have tokens (the reason is in
 `kernels/dense.py`). Parameters are f32; a dense layer computes in its `dtype`. Randomness comes from explicit keys, so
@@ -53,21 +53,21 @@ def drop_path(x: Array, rate: Array | None, key: Key | None, *, num_images: int)
 
 
 def initial(module: nn.Module, key: Key, *args: PyTree, **kwargs: PyTree) -> Params:
-  """Initial parameters of a module that is called with these arguments."""
+  """Returns initial parameters of a module that is called with these arguments."""
   return module.init(key, *args, **kwargs).get('params', {})
 
 
 def applied(module: nn.Module, params: Params, *args: PyTree, **kwargs: PyTree) -> PyTree:
-  """The result of a module for these parameters and arguments."""
+  """Returns the result of a module for these parameters and arguments."""
   return module.apply({'params': params}, *args, **kwargs)
 
 
 def param(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...], axes: Names,
           matrix: Matrix | None = None) -> Array:
-  """`module.param(name, init, shape)` with logical axes, one for each dimension, and its matrix if it is one.
+  """Returns `module.param(name, init, shape)`, and states its logical axes, one for each dimension.
 
-  A parameter `[experts, inputs, outputs]` has `matrix=(1, 1)`: the numbers of input and output axes, which are its last
-  ones. Weight decay, and what Muon and LARS do with matrices, go by this.
+  `matrix` has the numbers of input and output axes of a matrix, which are its last ones, such as `(1, 1)` for
+  `[experts, inputs, outputs]`: weight decay, Muon and LARS treat matrices in another way.
 
   The shape of a given parameter is compared without tracing `init`.
 
@@ -123,10 +123,15 @@ def norm(settings: schema.NormSettings, forms: Forms = FAST, *, axis: str = 'emb
 class Dense(nn.Module, kw_only=True):
   """A dense layer from `[R, *in]` to `[R, *features]` with `kernel [*in, *features]`, and `bias [*features]` if any.
 
-  With `num_batch_dims` 2 the first two axes are rows, as in `[B, M, *in]`. The kernel is initialized as the matrix
-  `[prod(in), prod(features)]`, then given its shape. Input and parameters are cast to `dtype`. If `flat`, the product
-  is one of matrices, and the result `[R, prod(features)]`. `axes` are the logical axes of the kernel; the bias has
-  those of `features`.
+  Attributes:
+    features: sizes of the output axes.
+    axes: logical axes of the kernel; the bias has those of `features`.
+    dtype: input and parameters are cast to it.
+    law: initial values; the kernel is initialized as the matrix `[prod(in), prod(features)]`, then given its shape.
+    has_bias: whether there is a bias.
+    num_batch_dims: number of axes before those of the input: 1 for rows `[R, *in]`, 2 for `[B, M, *in]`.
+    flat: whether the product is one of matrices, with the result `[R, prod(features)]`.
+    forms: fast or plain forms of the operations.
   """
   features: tuple[int, ...]
   axes: Names
@@ -142,14 +147,14 @@ class Dense(nn.Module, kw_only=True):
     return adapters.product(self.forms.dense, *self._operands(x), self._adapter(), self.forms.low_rank)
 
   def _operands(self, x: Array) -> tuple[Array, Array, Array]:
-    """Input, kernel and bias in the compute dtype."""
+    """Returns input, kernel and bias in the compute dtype."""
     kernel, bias = self._weights(x.shape[self.num_batch_dims:])
     if self.flat:
       x = x.reshape(*x.shape[:self.num_batch_dims], -1)
     return x.astype(self.dtype), kernel, bias
 
   def _weights(self, inputs: tuple[int, ...]) -> tuple[Array, Array]:
-    """Kernel and bias in the compute dtype, for these axes of inputs."""
+    """Returns kernel and bias in the compute dtype, for inputs with these sizes."""
 
     def init_kernel(key: Key, shape: tuple[int, ...]) -> Array:
       return self.law.kernel(key, (prod(inputs), prod(self.features))).reshape(shape)
@@ -163,12 +168,12 @@ class Dense(nn.Module, kw_only=True):
     return kernel.astype(self.dtype), bias.astype(self.dtype)
 
   def _adapter(self) -> Params:
-    """The adapter that the given parameters hold beside the kernel; {} in `init`, which makes none."""
+    """Returns the adapter that the given parameters hold beside the kernel; {} in `init`, which makes none."""
     return {name: self.get_variable('params', name) for name in adapters.USED if self.has_variable('params', name)}
 
 
 class Projection(Dense, kw_only=True):
-  """A flat dense layer that leaves the bias to its user: `[R, prod(features)]` without it, and it."""
+  """A flat dense layer whose caller adds the bias: returns `[R, prod(features)]` without the bias, and the bias."""
   flat: bool = True
 
   @nn.compact
@@ -179,7 +184,7 @@ class Projection(Dense, kw_only=True):
 
 
 class Weights(Dense, kw_only=True):
-  """The kernel and the bias of a dense layer, in the compute dtype, for a user that multiplies with them itself."""
+  """A dense layer whose caller computes the product: returns kernel and bias in the compute dtype."""
 
   @nn.compact
   def __call__(self, num_inputs: int) -> tuple[Array, Array]:  # type: ignore[override]

@@ -1,7 +1,7 @@
-"""A backbone for a linear probe: it only evaluates, and the features that the head sees are selected and normalized.
+"""A backbone for a linear probe: it is not trained, and the features that the head gets are selected and normalized.
 
-It has the parameters of the backbone and no others, so that weights are loaded and saved as usual. Its state is that of
-the backbone, and running statistics of the features.
+It has the parameters of the backbone and no others, so that weights are loaded and saved as usual. Its state is
+`{'backbone': …, 'features': …}`: that of the backbone, and running statistics of the features; without what is empty.
 """
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class Statistics(NamedTuple):
 
 
 def normalize(x_BD: Array, running: Statistics) -> tuple[Array, Statistics]:
-  """BatchNorm without scale and bias: features by mean and variance of the batch, and the new running statistics."""
+  """Returns features normalized by mean and variance of the batch (BatchNorm), and the new running statistics."""
   mean, variance = x_BD.mean(0), x_BD.var(0)
   unbiased = variance * (x_BD.shape[0] / max(1, x_BD.shape[0] - 1))
-  new = Statistics(*(old + MOMENTUM * (now - old) for old, now in zip(running, (mean, unbiased), strict=True)))
-  return (x_BD - mean[None]) / jnp.sqrt(variance + EPS)[None], new
+  running = Statistics(mean=running.mean + MOMENTUM * (mean - running.mean),
+                       variance=running.variance + MOMENTUM * (unbiased - running.variance))
+  return (x_BD - mean[None]) / jnp.sqrt(variance + EPS)[None], running
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Frozen:
   normalize: bool
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
-    """Parameters of the backbone, and the state."""
+    """Returns the parameters of the backbone, and the state."""
     params, inner = self.backbone.init(key, image)
     state = {INNER: inner} if inner else {}
     if self.normalize:
@@ -58,7 +59,7 @@ class Frozen:
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
-    """Features of `image [B, H, W, 3] f32`, whose `pooled` is the input of the probe; and the new state."""
+    """Returns features of `image [B, H, W, 3] f32`, whose `pooled` is the input of the probe, and the new state."""
     del key
     features, x_BD = jax.lax.stop_gradient(self._read(params, state.get(INNER, {}), image))
     if self.normalize:
@@ -71,16 +72,17 @@ class Frozen:
     return features._replace(pooled=x_BD), state
 
   def _read(self, params: Params, inner: PyTree, image: Array) -> tuple[Features, Array]:
+    """Returns the features of the last block that is read, and those of all such blocks for the probe, `[B, D]` f32."""
     if not self.features.blocks:
       features, _ = self.backbone.apply(params, inner, image, train=False, key=None)
       return features, features.pooled.astype(jnp.float32)
     if not intermediates.is_layered(self.backbone):
       raise UserError(f'head.features.blocks: expected () for {type(self.backbone).__name__}, which has no blocks to '
                       f'read after, got {self.features.blocks}. Remove it.')
-    found = intermediates.read(self.backbone, params, image, self.features.blocks, inner)
-    return found[-1], intermediates.concatenate(found, patches=self.features.patches)
+    of_blocks = intermediates.read(self.backbone, params, image, self.features.blocks, inner)
+    return of_blocks[-1], intermediates.concatenate(of_blocks, patches=self.features.patches)
 
 
 def around(backbone: Backbone, head: schema.Head) -> Backbone:
-  """The network under a head: the backbone itself, or for a linear probe `Frozen` around it."""
+  """Returns the network under a head: the backbone itself, or for a linear probe `Frozen` around it."""
   return Frozen(backbone, head.features, head.batch_norm) if head.probe else backbone

@@ -23,12 +23,12 @@ from vit_jax.models import adapters
 Sums = dict[str, Array]
 """Scalars f32 by name, which are summed over the layers; `{}` for most networks."""
 Layer = Callable[[Params, PyTree, Array | None, Key | None], tuple[PyTree, Sums]]
-"""`(params of this layer, activations, its drop-path rate, its key) -> (activations, sums)`.
+"""Applies one layer: `(its parameters, activations, its drop-path rate, its key) -> (activations, sums)`.
 
 Activations may be a tree of arrays.
 """
 Ready = Callable[[Params], Params]
-"""From stacked parameters, of any number of layers, to what the layers use; acts on each layer for itself."""
+"""Prepares stacked parameters of any number of layers for use, such as by casting them; each layer for itself."""
 
 SAVED_NAMES = {
     Remat.NAMES: ('query', 'key', 'value', 'attention', 'residual', 'mlp'),
@@ -39,7 +39,7 @@ SAVED_NAMES = {
 
 
 def unstack(tree: PyTree) -> list[PyTree]:
-  """Layers of a stacked tree, each a stack of one.
+  """Returns the layers of a stacked tree, each a stack of one.
 
   Each leaf is cut by one `split`, whose transpose is one concatenation; indexing instead would make the
   gradient a sum of `depth` arrays that are zero but for one slice.
@@ -51,14 +51,20 @@ def unstack(tree: PyTree) -> list[PyTree]:
 
 
 def cast(dtype: DTypeLike) -> Ready:
-  """To the compute dtype, but for norms, frequencies of positions, and what is no weight: gains and keys of dropout."""
-  kept = ('norm', 'frequencies', *adapters.NOT_CAST)
-  return lambda params: trees.map_named(
-      lambda name, leaf: leaf if any(part in name for part in kept) else leaf.astype(dtype), params)
+  """Returns a function that casts parameters to the compute dtype.
+
+  Norms and frequencies of positions stay in f32, and so does what is no weight: gains and keys of dropout.
+  """
+  not_cast = ('norm', 'frequencies', *adapters.NOT_CAST)
+
+  def cast_leaf(name: str, leaf: Array) -> Array:
+    return leaf if any(part in name for part in not_cast) else leaf.astype(dtype)
+
+  return lambda params: trees.map_named(cast_leaf, params)
 
 
 def rematerialized(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:
-  """`layer` with its backward pass computing again whatever `remat` does not save."""
+  """Returns `layer` with a backward pass that computes again whatever `remat` does not save."""
   if remat.saves_everything:
     return layer
   policy = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES[remat])
@@ -67,8 +73,10 @@ def rematerialized(layer: Layer, remat: Remat, *, prevent_cse: bool) -> Layer:
 
 def _scan(step: Layer, x: PyTree, layers: tuple[Params, Array | None, Array | None],
           unroll: int) -> tuple[PyTree, Sums]:
-  def checked(x: PyTree, one: tuple[Params, Array | None, Array | None]) -> tuple[PyTree, Sums]:
-    y, sums = step(one[0], x, one[1], one[2])
+  """Scans over layers: stacked parameters, rates and keys. Returns activations, and the sums over the layers."""
+  def checked(x: PyTree, layer: tuple[Params, Array | None, Array | None]) -> tuple[PyTree, Sums]:
+    params, rate, key = layer
+    y, sums = step(params, x, rate, key)
     if _shapes(x) != _shapes(y):
       raise UserError(f'model.execution: expected unrolled for blocks that do not pass on what they get, here '
                       f'{_shapes(x)} and then {_shapes(y)}, got scan. Set --config.model.execution=unrolled.')
@@ -79,6 +87,7 @@ def _scan(step: Layer, x: PyTree, layers: tuple[Params, Array | None, Array | No
 
 
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+  """Returns the shape of each array by its path; a single array has the name `tokens`."""
   return {name or 'tokens': leaf.shape for name, leaf in trees.flatten(tree).items()}
 
 
@@ -90,17 +99,19 @@ def run(layer: Layer, params: Params, x: PyTree, *, ready: Ready, rates: Array |
     layer: one layer.
     params: stacked, `[L, ...]`.
     x: activations, a tree of arrays of any shapes; a scanned layer keeps shapes and dtypes.
-    ready: what the parameters go through first. A scan gets all of them ready before it cuts them, so that a sharded
-      kernel is cast and gathered once; unrolled, each is cut first, so that no stack of cast kernels is kept.
+    ready: prepares the parameters. A scan prepares all of them before it cuts them, so that a sharded kernel is cast
+      and gathered once; unrolled, each is cut first, so that no stack of cast kernels is kept.
     rates: `[L]` f32, drop-path rate of each layer, or None: no branch is dropped.
-    keys: `[L]` keys, one a layer, or None: no randomness.
+    keys: `[L]` keys, one for each layer, or None: no randomness.
     execution: scanned or unrolled.
     remat: what is saved for the backward pass.
-    full_remat: the first so many layers save nothing but their input instead.
-    unroll: layers an iteration of the scan.
+    full_remat: the first `full_remat` layers save nothing but their input instead.
+    unroll: number of layers in an iteration of the scan.
   """
   # Inside a scan nothing can be merged across iterations: no barrier is needed against it.
-  first, rest = (rematerialized(layer, how, prevent_cse=execution is not Execution.SCAN) for how in (Remat.FULL, remat))
+  prevent_cse = execution is not Execution.SCAN
+  first = rematerialized(layer, Remat.FULL, prevent_cse=prevent_cse)
+  rest = rematerialized(layer, remat, prevent_cse=prevent_cse)
   match execution:
     case Execution.SCAN:
       layers = (ready(params), rates, keys)
@@ -112,10 +123,10 @@ def run(layer: Layer, params: Params, x: PyTree, *, ready: Ready, rates: Array |
     case Execution.UNROLLED | Execution.AUTO:
       total: Sums = {}
       for i, stacked in enumerate(unstack(params)):
-        one = jax.tree.map(lambda leaf: leaf[0], ready(stacked))
+        own = jax.tree.map(lambda leaf: leaf[0], ready(stacked))
         step = first if i < full_remat else rest
-        x, more = step(one, x, None if rates is None else rates[i], None if keys is None else keys[i])
-        total = jax.tree.map(jnp.add, total, more) if total else more
+        x, sums = step(own, x, None if rates is None else rates[i], None if keys is None else keys[i])
+        total = jax.tree.map(jnp.add, total, sums) if total else sums
       return x, total
     case _:
       assert_never(execution)

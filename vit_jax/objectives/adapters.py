@@ -11,8 +11,9 @@ import jax
 from vit_jax.config import schema
 from vit_jax.core import contracts, trees
 from vit_jax.core.contracts import Coupling, Objective, View
-from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.models import adapters
+from vit_jax.objectives.networks import InnerView
 from vit_jax.parallel.sharding import FROZEN
 
 INNER = 'inner'
@@ -44,8 +45,8 @@ class Adapters:
 
   def _select(self, params: Params, extra: Extra, key: Key) -> tuple[Params, Extra]:
     """Returns parameters, with adapters, and `extra` of the other objective."""
-    drop = jax.random.fold_in(key, self._settings.rank) if self._settings.dropout else None
-    return adapters.network(params, extra[FROZEN], self._settings, key=drop), extra.get(INNER, {})
+    dropout_key = jax.random.fold_in(key, self._settings.rank) if self._settings.dropout else None
+    return adapters.network(params, extra[FROZEN], self._settings, key=dropout_key), extra.get(INNER, {})
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     whole = adapters.merge(params, extra[FROZEN], self._settings)
@@ -53,21 +54,12 @@ class Adapters:
     return {FROZEN: extra[FROZEN], **({INNER: inner} if inner else {})}
 
   def views(self) -> dict[str, View]:
-    return {name: _Merged(view, self._settings) for name, view in self._inner.views().items()}
+    merge = jax.jit(lambda params, frozen: adapters.merge(params, frozen, self._settings))
 
+    def unwrap(params: Params, extra: Extra) -> tuple[Params, Extra]:
+      return merge(params, extra[FROZEN]), extra.get(INNER, {})
 
-class _Merged:
-  """A view of the inner objective, with merged parameters."""
-
-  def __init__(self, view: View, settings: schema.Lora) -> None:
-    self._view = view
-    self._merge = jax.jit(lambda params, frozen: adapters.merge(params, frozen, settings))
-
-  def select(self, params: Params, extra: Extra) -> PyTree:
-    return self._view.select(self._merge(params, extra[FROZEN]), extra.get(INNER, {}))
-
-  def predict(self, selected: PyTree, image: Array) -> Outputs:
-    return self._view.predict(selected, image)
+    return {name: InnerView(view, unwrap) for name, view in self._inner.views().items()}
 
 
 def around(objective: Objective, settings: schema.Lora) -> Objective:

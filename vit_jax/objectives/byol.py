@@ -21,19 +21,17 @@ from jax.typing import DTypeLike
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Kernels
-from vit_jax.core.contracts import Backbone, View, Watch
+from vit_jax.core.contracts import Backbone
 from vit_jax.core.numerics import counted, split_key, weighted_mean
-from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree, Schedule
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, Schedule
 from vit_jax.models.heads import normalize
 from vit_jax.models.initialization import LECUN
 from vit_jax.models.kernels.forms import select
 from vit_jax.models.layers import Dense, LayerNorm, applied, initial
 from vit_jax.objectives import spec
-from vit_jax.objectives.networks import NetworkView, init_backbone
+from vit_jax.objectives.networks import TEACHER, WithTeacher, copied, encode_views, init_backbone
 from vit_jax.optim import schedules
 
-TEACHER = 'teacher'
-"""Key of `extra` for the target network, which other objectives call the teacher."""
 SPREAD = 'spread'
 """Name of the metric that falls to 0 when the target collapses."""
 NORM_EPS = 1e-6
@@ -63,13 +61,14 @@ class Mlp:
     return applied(last, params['mlp2'], x).astype(jnp.float32)
 
   def _layers(self) -> tuple[Dense, LayerNorm, Dense]:
+    """Returns the first dense layer, the norm and the last dense layer."""
     forms = select(self.kernels)
-    first, last = (Dense(features=(size,), axes=axes, dtype=self.dtype, law=LECUN, forms=forms)
-                   for size, axes in ((self.hidden, ('embed', 'mlp')), (self.out, ('mlp', 'embed'))))
+    first = Dense(features=(self.hidden,), axes=('embed', 'mlp'), dtype=self.dtype, law=LECUN, forms=forms)
+    last = Dense(features=(self.out,), axes=('mlp', 'embed'), dtype=self.dtype, law=LECUN, forms=forms)
     return first, LayerNorm(NORM_EPS, forms), last
 
 
-class Byol:
+class Byol(WithTeacher):
   """Objective: `L = |q_1 - z_2|^2 + |q_2 - z_1|^2` of unit vectors, so from 0 to 8 (eq. 2, symmetrized).
 
     q_i = unit(predictor(projector(backbone(x_i))))        online network, crop i
@@ -90,7 +89,7 @@ class Byol:
     backbone, _, features = init_backbone(self._backbone, keys['backbone'], batch['views_global'][:, 0])
     network = {'backbone': backbone, 'projector': self._projector.init(keys['projector'], features.pooled.shape[-1])}
     predictor = self._predictor.init(keys['predictor'], self._projector.out)
-    return {**network, 'predictor': predictor}, {TEACHER: jax.tree.map(lambda x: x + 0., network)}
+    return {**network, 'predictor': predictor}, {TEACHER: copied(network)}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
@@ -105,29 +104,20 @@ class Byol:
     spread_B = jnp.broadcast_to(1. - jnp.square(mean_E).sum(), loss_B.shape)
     return LossOut(weighted_mean(loss_B, mask_B), {SPREAD: weighted_mean(spread_B, mask_B)}, {})
 
-  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del stats
-    tau, target = self._momentum(step), extra[TEACHER]
-    return {TEACHER: jax.tree.map(lambda t, p: tau * t + (1. - tau) * p, target, {k: params[k] for k in target})}
-
-  def views(self) -> dict[str, View]:
-    return {'student': NetworkView(self._backbone), 'teacher': NetworkView(self._backbone, under=TEACHER)}
-
   def _project(self, params: Params, views: Array, *, train: bool, key: Key | None) -> Array:
     """Returns the projections `[B V, E]` of `views [B, V, H, W, 3]`."""
-    features, _ = self._backbone.apply(params['backbone'], {}, views.reshape(-1, *views.shape[2:]), train=train,
-                                       key=key)
+    features = encode_views(self._backbone, params, views, train=train, key=key)
     return self._projector.apply(params['projector'], features.pooled)
 
 
 class Spec(spec.Spec[schema.Byol]):
   """Builds `Byol` from a config."""
+  collapse_advice = 'All projections are the same. Try a lower optimizer.lr, or objective.momentum closer to 1'
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Byol:
     s, dtype = self.settings, jnp.dtype(self.config.model.dtype.value)
-    projector, predictor = (Mlp(s.hidden_dim, s.out_dim, dtype, self.config.model.kernels) for _ in range(2))
-    return Byol(backbone, projector, predictor, momentum=schedules.ramp(s.momentum, lengths=lengths))
+    mlp = Mlp(hidden=s.hidden_dim, out=s.out_dim, dtype=dtype, kernels=self.config.model.kernels)
+    return Byol(backbone, projector=mlp, predictor=mlp, momentum=schedules.ramp(s.momentum, lengths=lengths))
 
-  def watches(self, lengths: Lengths) -> list[Watch]:
-    advice = 'All projections are the same. Try a lower optimizer.lr, or objective.momentum closer to 1'
-    return spec.alarm(self.settings.collapse, SPREAD, lengths, advice)
+  def collapse_metrics(self) -> tuple[str, ...]:
+    return (SPREAD,)

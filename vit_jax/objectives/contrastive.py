@@ -31,9 +31,9 @@ from vit_jax.data.image.transform import Shapes
 from vit_jax.data.source import Source
 from vit_jax.data.text import captions
 from vit_jax.models import cost, heads, initialization
-from vit_jax.models.text.tower import TextTower
+from vit_jax.models.text_tower import TextTower
 from vit_jax.objectives import pair_losses, spec
-from vit_jax.objectives.networks import STATE, NetworkView, init_backbone, statistics
+from vit_jax.objectives.networks import STATE, NetworkView, OneNetwork, init_backbone, statistics
 from vit_jax.optim import freezing
 
 SCALES = {PairLoss.SIGMOID: 10., PairLoss.SOFTMAX: 1 / .07}
@@ -42,7 +42,7 @@ PARTS = ('head', 'text', 'logits')
 """What a view has beside the backbone: the projection of images, the text tower, scale and bias of the logits."""
 
 
-class Contrastive:
+class Contrastive(OneNetwork):
   """Objective: images and their texts get similar vectors, others different ones.
 
     x = unit(W backbone(image)), without W if `out_dim` is 0;  y = unit(tower(text))
@@ -74,8 +74,9 @@ class Contrastive:
     params = {'backbone': backbone, 'text': self.tower.init(keys['text'])}
     if s.out_dim:
       params['head'] = self._head.init(keys['head'], features.pooled.shape[-1], s.out_dim)
-    logits = {'scale': math.log(s.scale_init or SCALES[s.loss])} | (
-        {'bias': s.bias_init} if s.loss is PairLoss.SIGMOID else {})
+    logits = {'scale': math.log(s.scale_init or SCALES[s.loss])}
+    if s.loss is PairLoss.SIGMOID:
+      logits['bias'] = s.bias_init
     params['logits'] = {name: labelled(jnp.full((), value), ()) for name, value in logits.items()}
     return params, statistics(state)
 
@@ -100,17 +101,15 @@ class Contrastive:
     (image_BE, text_BE), mask_B, logits, s = rows, batch.get('mask'), params['logits'], self.settings
     scale = jnp.exp(limited(logits['scale'], math.log(s.scale_max)) if s.scale_max else logits['scale'])
     bias = logits.get('bias', jnp.zeros(()))
-    pairs = pair_losses.Pairs(image_BE.astype(self._dtype), text_BE.astype(self._dtype), scale, bias, mask_B,
-                              batch['label'] if s.same_class else None)
+    pairs = pair_losses.Pairs(image=image_BE.astype(self._dtype), text=text_BE.astype(self._dtype), scale=scale,
+                              bias=bias, mask=mask_B, group=batch['label'] if s.same_class else None)
     loss = pair_losses.mean_loss(pairs, s.loss, form=s.form, chunk=s.chunk)
-    each = {'similarity': (image_BE * text_BE).sum(-1), 'scale': scale, **({'bias': bias} if 'bias' in logits else {})}
+    values = {'similarity': (image_BE * text_BE).sum(-1), 'scale': scale}
+    if 'bias' in logits:
+      values['bias'] = bias
     metrics = {name: weighted_mean(jnp.broadcast_to(jax.lax.stop_gradient(x), len(image_BE)), mask_B)
-               for name, x in each.items()}
+               for name, x in values.items()}
     return LossOut(loss, metrics, {})
-
-  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del params, step
-    return {**extra, **stats}
 
   def views(self) -> dict[str, View]:
     return {'student': NetworkView(self.backbone, PARTS)}
@@ -126,7 +125,9 @@ class Contrastive:
   def image_vectors(self, params: Params, features: Features) -> Array:
     """Returns the vectors of the images, `[B, E]` f32."""
     pooled_BD = features.pooled
-    return heads.normalize(self._head.apply(params['head'], pooled_BD) if 'head' in params else pooled_BD, axis=-1)
+    if 'head' in params:
+      pooled_BD = self._head.apply(params['head'], pooled_BD)
+    return heads.normalize(pooled_BD, axis=-1)
 
   def text_tokens(self, params: Params, batch: Batch) -> Array:
     """Returns the tokens of the texts after the last norm of the text tower, `[B, N, D]` f32."""
@@ -150,8 +151,16 @@ def limited(x: Array, most: float) -> Array:
   return jnp.minimum(x, most)
 
 
-limited.defvjp(lambda x, most: (jnp.minimum(x, most), (x, most)),
-               lambda saved, g: (jnp.where(saved[0] < saved[1], g, jnp.maximum(g, 0.)), None))
+def _limited_forward(x: Array, most: float) -> tuple[Array, tuple[Array, float]]:
+  return jnp.minimum(x, most), (x, most)
+
+
+def _limited_backward(saved: tuple[Array, float], gradient: Array) -> tuple[Array, None]:
+  x, most = saved
+  return jnp.where(x < most, gradient, jnp.maximum(gradient, 0.)), None
+
+
+limited.defvjp(_limited_forward, _limited_backward)
 
 
 def head() -> heads.Head:
@@ -171,10 +180,10 @@ def tower(settings: schema.Text, *, out_width: int, model: schema.Model | None =
     run = {'dtype': jnp.dtype(model.dtype.value), 'kernels': model.kernels}
   if isinstance(model, schema.ViT | schema.Mixer):
     run |= {'execution': model.execution, 'remat': model.remat}
+  sizes = {name: getattr(settings, name) for name in ('vocabulary', 'length', 'width', 'depth', 'heads', 'mlp')}
   return TextTower(
-      settings.vocabulary, settings.length, settings.width, settings.depth, settings.heads, settings.mlp, gelu,
-      settings.norm_eps, settings.pool, is_causal=settings.causal, is_sinusoidal=settings.sinusoidal,
-      out_width=0 if settings.projection is TextProjection.NONE else out_width,
+      **sizes, gelu=gelu, norm_eps=settings.norm_eps, pool=settings.pool, is_causal=settings.causal,
+      is_sinusoidal=settings.sinusoidal, out_width=0 if settings.projection is TextProjection.NONE else out_width,
       projection_bias=settings.projection is TextProjection.BIAS, **run)
 
 

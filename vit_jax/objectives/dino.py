@@ -13,30 +13,29 @@ import jax.numpy as jnp
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Centering
-from vit_jax.core.contracts import Backbone, View, Watch
+from vit_jax.core.contracts import Backbone
 from vit_jax.core.numerics import counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
 from vit_jax.models import initialization
 from vit_jax.models.heads import Projector
 from vit_jax.objectives import spec
-from vit_jax.objectives.networks import NetworkView, init_backbone
+from vit_jax.objectives.networks import TEACHER, WithTeacher, copied, encode_views, init_backbone, moving_average
 from vit_jax.optim import schedules
 
-TEACHER, CENTER = 'teacher', 'center'
+CENTER = 'center'
+"""Key of `extra` for the center of the teacher's outputs, `[1, K]`."""
 SINKHORN_ROUNDS = 3  # DINOv2
 INFORMATION = 'information'
 """Name of the metric that falls to 0 when the teacher collapses."""
-ADVICE = ('All outputs are the same. Try a lower objective.teacher_temperature, objective.centering=mean, a lower '
-          'optimizer.lr, or objective.momentum closer to 1')
 
 
 class Rates(NamedTuple):
-  """Settings that change over the run, as functions of the step."""
+  """The settings that change over the run, as functions of the step."""
   teacher_temperature: Schedule
   momentum: Schedule
 
 
-class Dino:
+class Dino(WithTeacher):
   """Objective: `L = mean over teacher crops t and other crops s of -sum_k P_t(k) log P_s(k)` (eqs. 1 to 3).
 
     P_s = softmax(g_s / T_s)        P_t = softmax((g_t - c) / T_t)
@@ -56,17 +55,16 @@ class Dino:
 
   def __init__(self, backbone: Backbone, projector: Projector, *, student_temperature: float, rates: Rates,
                centering: Centering, center_momentum: float) -> None:
-    self._backbone, self._projector, self._rates = backbone, projector, rates
+    self._backbone, self._projector = backbone, projector
+    self._momentum, self._teacher_temperature = rates.momentum, rates.teacher_temperature
     self._student_temperature, self._centering = student_temperature, centering
     self._center_momentum = center_momentum
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys, image = split_key(key, 'backbone', 'projector'), batch['views_global'][:, 0]
     backbone, _, features = init_backbone(self._backbone, keys['backbone'], image)
-    params = {'backbone': backbone,
-              'projector': self._projector.init(keys['projector'], features.pooled.shape[-1])}
-    return params, {TEACHER: jax.tree.map(lambda x: x + 0., params),
-                    CENTER: jnp.zeros((1, self._projector.prototypes))}
+    params = {'backbone': backbone, 'projector': self._projector.init(keys['projector'], features.pooled.shape[-1])}
+    return params, {TEACHER: copied(params), CENTER: jnp.zeros((1, self._projector.prototypes))}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     batch, keys = counted(batch), split_key(key, 'global', 'local')
@@ -85,34 +83,33 @@ class Dino:
     return LossOut(weighted_mean(loss_B, mask_B), self._health(targets_BtK, log_p_BVK, loss_B, extra, mask_B), stats)
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    momentum, center = self._rates.momentum(step), extra[CENTER]
+    momentum, center = self._momentum(step), extra[CENTER]
     if self._centering is Centering.MEAN:
       mean_1K = stats['sum'] / jnp.maximum(stats['count'], 1.)
       center = self._center_momentum * center + (1. - self._center_momentum) * mean_1K
-    return {TEACHER: jax.tree.map(lambda t, p: momentum * t + (1. - momentum) * p, extra[TEACHER], params),
-            CENTER: center}
-
-  def views(self) -> dict[str, View]:
-    return {'student': NetworkView(self._backbone), 'teacher': NetworkView(self._backbone, under=TEACHER)}
+    return {TEACHER: moving_average(extra[TEACHER], params, momentum), CENTER: center}
 
   def _outputs(self, params: Params, views: Array, *, train: bool, key: Key | None) -> Array:
     """Returns the outputs `[B, V, K]` of `views [B, V, H, W, 3]`. The rows of an image stay on its device."""
-    num_images, num_views = views.shape[:2]
-    features, _ = self._backbone.apply(params['backbone'], {}, views.reshape(-1, *views.shape[2:]), train=train,
-                                       key=key)
-    return self._projector.apply(params['projector'], features.pooled).reshape(num_images, num_views, -1)
+    pooled = encode_views(self._backbone, params, views, train=train, key=key).pooled
+    return self._projector.apply(params['projector'], pooled).reshape(*views.shape[:2], -1)
 
-  def _targets(self, teacher_BtK: Array, center_1K: Array, mask_B: Array | None, step: Array) -> Array:
-    """Returns the targets P_t, `[B, 2, K]`."""
-    temperature = self._rates.teacher_temperature(step)
+  def _targets(self, outputs: Array, center_1K: Array, mask: Array | None, step: Array) -> Array:
+    """Returns the targets P_t for outputs g_t of the teacher, `[B, t, K]`.
+
+    `mask [B]` or `[B, t]` is 0 for outputs that do not count, whose targets have no meaning; None = all count.
+    """
+    temperature = self._teacher_temperature(step)
     if self._centering is not Centering.SINKHORN:
-      return jax.nn.softmax((teacher_BtK - center_1K[None]) / temperature)
-    rows = teacher_BtK.reshape(-1, teacher_BtK.shape[-1]) / temperature
-    mask_R = None if mask_B is None else jnp.repeat(mask_B, teacher_BtK.shape[1])
-    return sinkhorn(rows, mask_R, rounds=SINKHORN_ROUNDS).reshape(teacher_BtK.shape)
+      return jax.nn.softmax((outputs - center_1K[None]) / temperature)
+    rows_RK = outputs.reshape(-1, outputs.shape[-1]) / temperature
+    if mask is not None:
+      mask = mask.reshape(-1) if mask.ndim == 2 else jnp.repeat(mask, outputs.shape[1])
+    return sinkhorn(rows_RK, mask, rounds=SINKHORN_ROUNDS).reshape(outputs.shape)
 
   def _health(self, targets_BtK: Array, log_p_BVK: Array, loss_B: Array, extra: Extra,
               mask_B: Array | None) -> dict[str, Mean]:
+    """Returns the metrics of the class docstring, from the targets and from the student's `log P_s`."""
     num_teacher = targets_BtK.shape[1]
     own_BtK = log_p_BVK[:, :num_teacher]
     teacher_B, student_B = entropy(targets_BtK).mean(1), -(jnp.exp(own_BtK) * own_BtK).sum(-1).mean(1)
@@ -169,6 +166,8 @@ def sinkhorn(logits_RK: Array, mask_R: Array | None = None, *, rounds: int) -> A
 
 class Spec(spec.Spec[schema.Dino]):
   """Builds `Dino` from a config."""
+  collapse_advice = ('All outputs are the same. Try a lower objective.teacher_temperature, objective.centering=mean, a '
+                     'lower optimizer.lr, or objective.momentum closer to 1')
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dino:
     s = self.settings
@@ -182,9 +181,10 @@ class Spec(spec.Spec[schema.Dino]):
                      model.kernels, initialization.laws(model).projector)
 
   def rates(self, lengths: Lengths) -> Rates:
-    """Returns what changes over the run."""
-    return Rates(teacher_temperature=schedules.ramp(self.settings.teacher_temperature, lengths=lengths),
-                 momentum=schedules.ramp(self.settings.momentum, lengths=lengths))
+    """Returns the settings that change over the run, as functions of the step."""
+    s = self.settings
+    return Rates(teacher_temperature=schedules.ramp(s.teacher_temperature, lengths=lengths),
+                 momentum=schedules.ramp(s.momentum, lengths=lengths))
 
-  def watches(self, lengths: Lengths) -> list[Watch]:
-    return spec.alarm(self.settings.collapse, INFORMATION, lengths, ADVICE)
+  def collapse_metrics(self) -> tuple[str, ...]:
+    return (INFORMATION,)

@@ -14,7 +14,7 @@ device's batch; and without local crops L_DINO is a mean over two pairs, where t
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,34 +24,38 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Centering
 from vit_jax.core.axes import labelled
-from vit_jax.core.contracts import Backbone, TokenBackbone, Watch
+from vit_jax.core.contracts import Backbone, TokenBackbone
 from vit_jax.core.numerics import constrain_batch, counted, split_key
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.models.heads import Projector
 from vit_jax.models.vit.vit import TOKENS
 from vit_jax.objectives import dino, patches, spec
-from vit_jax.objectives.dino import CENTER, SINKHORN_ROUNDS, TEACHER, Dino, Rates, sinkhorn
+from vit_jax.objectives.dino import CENTER, Dino, Rates
+from vit_jax.objectives.networks import TEACHER, copied
 
 PATCH_CENTER = 'patch_center'
 """Key of `extra` for the center of the outputs for masked patches."""
 PATCH_INFORMATION = 'patch_information'
 """Name of the metric that falls to 0 when the teacher's outputs for masked patches collapse."""
 NUM_GLOBAL = 2
-TRIES, FAILURES = 64, 10  # rectangles drawn for a crop at most, and how many in a row may not fit
-LEAST, LARGEST = 4, .5  # patches of a rectangle, and their share of the image
-ASPECT = .3, 1 / .3
+TRIES, FAILURES = 64, 10  # most rectangles that are drawn for a crop, and most that in a row do not fit
+LEAST, LARGEST = 4, .5  # least number of patches of a rectangle, and their largest share of the image
+ASPECT = .3, 1 / .3  # least and largest ratio of height to width
 KOLEO_EPS = 1e-8
 
 
 class Masks(NamedTuple):
-  """Masked patches: `is_masked [B, 2, N]` bool, and slots for them by group, `number` and `weight`, `[G, s]`.
+  """Masked patches of B images, and s slots for them in each of G groups of images; unused slots have the weight 0."""
+  is_masked: Array  # [B, 2, N] bool
+  number: Array     # [G, s] i32, the number of a slot's patch among the `group * 2 * N` patches of its group
+  weight: Array     # [G, s] f32, 1 / (number of masked patches in the crop of a slot's patch)
 
-  A slot has the `number` of a patch among the `group * 2 * N` of its group, and the `weight` 1 / (masked patches of its
-  crop), 0 if the slot is not used.
-  """
-  is_masked: Array
-  number: Array
-  weight: Array
+
+class Encoded(NamedTuple):
+  """What a network computes for global crops."""
+  pooled: Array         # [B, 2, D], features
+  patch_outputs: Array  # [G, s, K], outputs of the head for the patches of the slots
+  tokens: Array         # [B, 2, N, D], patch tokens
 
 
 class Dinov2(Dino):
@@ -88,8 +92,8 @@ class Dinov2(Dino):
     if projector is not None:
       new['patch_projector'] = projector.init(jax.random.fold_in(key, 2), width)
       num = projector.prototypes
-    teacher = jax.tree.map(lambda x: x + 0., new)
-    return {**params, **new}, {**extra, TEACHER: {**extra[TEACHER], **teacher}, PATCH_CENTER: jnp.zeros((1, num))}
+    teacher = {**extra[TEACHER], **copied(new)}
+    return {**params, **new}, {**extra, TEACHER: teacher, PATCH_CENTER: jnp.zeros((1, num))}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     return self._losses(params, extra, batch, key, step)[0]
@@ -101,9 +105,8 @@ class Dinov2(Dino):
     weight_B = jnp.ones(len(batch['views_global'])) if mask_B is None else (mask_B > 0).astype(jnp.float32)
     views, keys = batch['views_global'], split_key(key, 'global', 'local', 'masks')
     masks = self.draw(keys['masks'], views)
-    pooled_B2D, student_GsK, tokens_B2ND = self._encode(params, views, masks, hide=self.hides, train=True,
-                                                        key=keys['global'])
-    student_BVK = self._project(params, pooled_B2D)
+    student = self._encode(params, views, masks, hide=self.hides, train=True, key=keys['global'])
+    student_BVK = self._project(params, student.pooled)
     if 'views_local' in batch:
       local_BVK = self._outputs(params, batch['views_local'], train=True, key=keys['local'])
       student_BVK = jnp.concatenate([student_BVK, local_BVK], axis=1)
@@ -113,11 +116,11 @@ class Dinov2(Dino):
     dino_B = dino.cross_entropy(targets_BtK, log_p_BVK, local_weight=self._settings.local_weight)
     weight_Gs = masks.weight * jnp.take_along_axis(
         weight_B.reshape(masks.number.shape[0], -1), masks.number // masks.is_masked[0].size, axis=1)
-    wanted_GsK = self._patch_targets(teacher_GsK, extra[PATCH_CENTER], weight_Gs, step)
-    error_Gs = -(wanted_GsK * jax.nn.log_softmax(student_GsK / self._student_temperature)).sum(-1)
+    wanted_GsK = self._targets(teacher_GsK, extra[PATCH_CENTER], weight_Gs, step)
+    error_Gs = -(wanted_GsK * jax.nn.log_softmax(student.patch_outputs / self._student_temperature)).sum(-1)
     s, total = self._settings, weight_B.sum()
     terms = {'dino': (dino_B * weight_B).sum(), 'ibot': (error_Gs * weight_Gs).sum() / NUM_GLOBAL,
-             'koleo': (koleo(pooled_B2D[:, :s.koleo_crops], weight_B, s.group).sum(1) * weight_B).sum()}
+             'koleo': (koleo(student.pooled[:, :s.koleo_crops], weight_B, s.group).sum(1) * weight_B).sum()}
     value = s.dino_weight * terms['dino'] + s.ibot_weight * terms['ibot'] + s.koleo_weight * terms['koleo']
     terms['masked'] = (masks.is_masked.mean((1, 2)) * weight_B).sum()
     used_Gs1 = (weight_Gs > 0)[..., None]
@@ -125,7 +128,7 @@ class Dinov2(Dino):
                **{name: Mean(jax.lax.stop_gradient(x), total) for name, x in terms.items()}}
     stats = {'sum': (teacher_BtK * weight_B[:, None, None]).sum((0, 1))[None], 'count': NUM_GLOBAL * total,
              'patch_sum': jnp.where(used_Gs1, teacher_GsK, 0.).sum((0, 1))[None], 'patch_count': used_Gs1.sum() * 1.}
-    return LossOut(Mean(value, total), metrics, stats), tokens_B2ND
+    return LossOut(Mean(value, total), metrics, stats), student.tokens
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     center, m = extra[PATCH_CENTER], self._center_momentum
@@ -154,11 +157,8 @@ class Dinov2(Dino):
     return Masks(constrain_batch(is_masked_GcN.reshape(*views.shape[:2], num_patches)), number_Gs, weight_Gs)
 
   def _encode(self, params: Params, views: Array, masks: Masks, *, hide: bool, train: bool,
-              key: Key | None) -> tuple[Array, Array, Array]:
-    """Returns features of global crops, `[B, 2, D]`, outputs for masked patches, `[G, s, K]`, and all patch tokens.
-
-    The backbone does not see the masked patches if `hide`.
-    """
+              key: Key | None) -> Encoded:
+    """Encodes global crops `[B, 2, H, W, 3]`; the backbone does not see the masked patches if `hide`."""
     images = views.reshape(-1, *views.shape[2:])
     grid, backbone = (images.shape[1] // self._patch, images.shape[2] // self._patch), params['backbone']
     tokens = self._tokens.embed(backbone, images)
@@ -168,14 +168,16 @@ class Dinov2(Dino):
     features = self._tokens.encode(backbone, tokens, self._tokens.positions(backbone, grid), grid=grid, train=train,
                                    key=key)
     tokens_B2ND = features.tokens.reshape(*views.shape[:2], *features.tokens.shape[1:])
-    return features.pooled.reshape(*views.shape[:2], -1), self._project_patches(params, tokens_B2ND, masks), tokens_B2ND
+    return Encoded(pooled=features.pooled.reshape(*views.shape[:2], -1),
+                   patch_outputs=self._project_patches(params, tokens_B2ND, masks), tokens=tokens_B2ND)
 
   def _taught(self, extra: Extra, views: Array, masks: Masks) -> tuple[Array, Array]:
     """Returns the teacher's outputs for global crops, `[B, 2, K]`, and for masked patches, `[G, s, K]`."""
-    pooled_B2D, outputs_GsK, _ = self._encode(extra[TEACHER], views, masks, hide=False, train=False, key=None)
-    return self._project(extra[TEACHER], pooled_B2D), outputs_GsK
+    teacher = self._encode(extra[TEACHER], views, masks, hide=False, train=False, key=None)
+    return self._project(extra[TEACHER], teacher.pooled), teacher.patch_outputs
 
   def _project(self, params: Params, pooled_BVD: Array) -> Array:
+    """Returns the outputs of the head for crops, `[B, V, K]`."""
     outputs_RK = self._projector.apply(params['projector'], pooled_BVD.reshape(-1, pooled_BVD.shape[-1]))
     return outputs_RK.reshape(*pooled_BVD.shape[:2], -1)
 
@@ -183,17 +185,11 @@ class Dinov2(Dino):
     """Returns the outputs for the patches of the slots, `[G, s, K]`."""
     picked_GsD = patches.pick(tokens_B2ND.reshape(len(masks.number), -1, tokens_B2ND.shape[-1]), masks.number)
     picked_RD = picked_GsD.reshape(-1, picked_GsD.shape[-1])
-    outputs_RK = (self._projector.apply(params['projector'], picked_RD) if self._patch_projector is None
-                  else self._patch_projector.apply(params['patch_projector'], picked_RD))
+    if self._patch_projector is None:
+      outputs_RK = self._projector.apply(params['projector'], picked_RD)
+    else:
+      outputs_RK = self._patch_projector.apply(params['patch_projector'], picked_RD)
     return outputs_RK.reshape(*masks.number.shape, -1)
-
-  def _patch_targets(self, teacher_GsK: Array, center_1K: Array, weight_Gs: Array, step: Array) -> Array:
-    """Returns the targets P_t of slots, `[G, s, K]`; those of slots with weight 0 have no meaning."""
-    temperature = self._rates.teacher_temperature(step)
-    if self._centering is not Centering.SINKHORN:
-      return jax.nn.softmax((teacher_GsK - center_1K[None]) / temperature)
-    rows = teacher_GsK.reshape(-1, teacher_GsK.shape[-1]) / temperature
-    return sinkhorn(rows, weight_Gs.reshape(-1), rounds=SINKHORN_ROUNDS).reshape(teacher_GsK.shape)
 
 
 def _patch_health(targets_GsK: Array, used_Gs1: Array) -> dict[str, Mean]:
@@ -224,14 +220,16 @@ def blocks(key: Key, wanted: Array, grid: tuple[int, int]) -> Array:
   row_1N, column_1N = jnp.divmod(jnp.arange(height * width)[None], width)
   most = int(LARGEST * height * width)
 
-  def one(carry: tuple[Array, Array], noise_R4: Array) -> tuple[tuple[Array, Array], None]:
+  def add_rectangle(carry: tuple[Array, Array], noise_R4: Array) -> tuple[tuple[Array, Array], None]:
+    """Tries one more rectangle for each crop; `noise_R4` gives its area, its ratio and its place."""
     masked_RN, failures_R = carry
     room_R = jnp.minimum(wanted_R - masked_RN.sum(1), most)
     area_R = LEAST + noise_R4[:, 0] * (room_R - LEAST)
     ratio_R = jnp.exp(np.log(ASPECT[0]) + noise_R4[:, 1] * np.log(ASPECT[1] / ASPECT[0]))
     h_R, w_R = (jnp.round(jnp.sqrt(jnp.maximum(x, 0.))).astype(jnp.int32) for x in (area_R * ratio_R, area_R / ratio_R))
-    top_R, left_R = ((noise * (size - side + 1)).astype(jnp.int32) for noise, size, side in (
-        (noise_R4[:, 2], height, h_R), (noise_R4[:, 3], width, w_R)))
+    down_R, right_R = noise_R4[:, 2], noise_R4[:, 3]
+    top_R = (down_R * (height - h_R + 1)).astype(jnp.int32)
+    left_R = (right_R * (width - w_R + 1)).astype(jnp.int32)
     inside_RN = ((row_1N >= top_R[:, None]) & (row_1N < (top_R + h_R)[:, None])
                  & (column_1N >= left_R[:, None]) & (column_1N < (left_R + w_R)[:, None]))
     new_R = (inside_RN & ~masked_RN).sum(1)
@@ -239,7 +237,7 @@ def blocks(key: Key, wanted: Array, grid: tuple[int, int]) -> Array:
     return (masked_RN | (inside_RN & fits_R[:, None]), jnp.where(fits_R, 0, failures_R + 1)), None
 
   start = jnp.zeros((wanted_R.size, height * width), bool), jnp.zeros(wanted_R.size, jnp.int32)
-  (masked_RN, _), _ = jax.lax.scan(one, start, noise_TR4)
+  (masked_RN, _), _ = jax.lax.scan(add_rectangle, start, noise_TR4)
   return masked_RN.reshape(*wanted.shape, -1)
 
 
@@ -262,19 +260,18 @@ def koleo(features: Array, weight: Array, group: int) -> Array:
 
 class Spec(dino.Spec):
   """Builds `Dinov2` from a config."""
+  settings: schema.Dinov2
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dinov2:
-    return Dinov2(*self.networks(backbone), rates=self.rates(lengths))
+    return Dinov2(**self.arguments(backbone, lengths))
 
-  def networks(self, backbone: Backbone) -> tuple[TokenBackbone, Projector, Projector | None, schema.Dinov2, int]:
-    """Returns the arguments of `Dinov2` beside its rates: networks, settings, and the side of a patch."""
+  def arguments(self, backbone: Backbone, lengths: Lengths) -> dict[str, Any]:
+    """Returns the arguments of `Dinov2`."""
     s, (tokens, model) = self.settings, spec.tokens(backbone)
-    assert isinstance(s, schema.Dinov2), s
     patch_projector = self.projector(s.patch_out_dim, s.patch_bottleneck_dim) if s.patch_out_dim else None
-    return tokens, self.projector(s.out_dim, s.bottleneck_dim), patch_projector, s, model.patch
+    return {'backbone': tokens, 'projector': self.projector(s.out_dim, s.bottleneck_dim),
+            'patch_projector': patch_projector, 'settings': s, 'patch': model.patch, 'rates': self.rates(lengths)}
 
-  def watches(self, lengths: Lengths) -> list[Watch]:
-    s = self.settings
-    assert isinstance(s, schema.Dinov2), s
-    watched = [dino.INFORMATION] * (s.dino_weight > 0) + [PATCH_INFORMATION] * (s.ibot_weight > 0)
-    return [watch for name in watched for watch in spec.alarm(s.collapse, name, lengths, dino.ADVICE)]
+  def collapse_metrics(self) -> tuple[str, ...]:
+    weights = {dino.INFORMATION: self.settings.dino_weight, PATCH_INFORMATION: self.settings.ibot_weight}
+    return tuple(name for name, weight in weights.items() if weight > 0)

@@ -23,9 +23,10 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch, Extra, Key, Params, PyTree
 from vit_jax.models.heads import Projector
 from vit_jax.objectives import dinov2
-from vit_jax.objectives.dino import TEACHER, Rates
+from vit_jax.objectives.dino import Rates
 from vit_jax.objectives.dinov2 import NUM_GLOBAL, Dinov2, Masks
 from vit_jax.objectives.feature_distill import FROM_WEIGHTS, PATCHES, POOLED, TRAINED, Trained, settings_from
+from vit_jax.objectives.networks import TEACHER
 from vit_jax.objectives.spec import Begin, Loaded
 
 
@@ -48,24 +49,28 @@ class Dinov2Distill(Dinov2):
     heads: dict[str, PyTree] = {'projector': self._projector.init(key, self._width)}
     if self._patch_projector is not None:
       heads['patch_projector'] = self._patch_projector.init(key, self._width)
-    own = ({name: x for name, x in tree.items() if name != 'mask_token'} for tree in (params, extra[TEACHER]))
-    return next(own), {**extra, TEACHER: next(own), TRAINED: {**self._teacher.init(key, 1), **heads}}
+    del params['mask_token'], extra[TEACHER]['mask_token']  # nothing is masked
+    return params, {**extra, TRAINED: {**self._teacher.init(key, 1), **heads}}
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     return {**super().after_update(params, extra, stats, step), TRAINED: extra[TRAINED]}
 
   def draw(self, key: Key, views: Array) -> Masks:
+    """Draws the patches that the loss of iBOT is on; all of them with `mask_share` 1 and `mask_ratio` 1, 1."""
     s, patch = self._settings, self._patch
     if s.mask_share < 1. or s.mask_ratio[0] < 1.:
       return super().draw(key, views)
-    num = (views.shape[2] // patch) * (views.shape[3] // patch)
-    number = jnp.arange(NUM_GLOBAL * s.group * num)[None]
+    num_patches = (views.shape[2] // patch) * (views.shape[3] // patch)
+    number = jnp.arange(NUM_GLOBAL * s.group * num_patches)[None]
     number_Gs = jnp.broadcast_to(number, (len(views) // s.group, number.shape[1]))
-    return Masks(jnp.ones((*views.shape[:2], num), bool), number_Gs, jnp.full(number_Gs.shape, 1. / num))
+    return Masks(is_masked=jnp.ones((*views.shape[:2], num_patches), bool), number=number_Gs,
+                 weight=jnp.full(number_Gs.shape, 1. / num_patches))
 
   def _taught(self, extra: Extra, views: Array, masks: Masks) -> tuple[Array, Array]:
-    found = self._teacher.features(extra[TRAINED], views.reshape(-1, *views.shape[2:]))
-    pooled, tokens = (found[name].reshape(*views.shape[:2], *found[name].shape[1:]) for name in (POOLED, PATCHES))
+    """Returns the outputs of the frozen network, as `Dinov2._taught` those of the EMA."""
+    features = self._teacher.features(extra[TRAINED], views.reshape(-1, *views.shape[2:]))
+    pooled, tokens = (features[name].reshape(*views.shape[:2], *features[name].shape[1:])
+                      for name in (POOLED, PATCHES))
     return self._project(extra[TRAINED], pooled), self._project_patches(extra[TRAINED], tokens, masks)
 
 
@@ -75,25 +80,22 @@ HEAD_SIZES = ('out_dim', 'hidden_dim', 'bottleneck_dim', 'norm_last_layer', 'pat
 
 class Spec(dinov2.Spec):
   """Builds `Dinov2Distill` from a config."""
+  settings: schema.Dinov2Distill
   from_weights = (*FROM_WEIGHTS, *HEAD_SIZES)
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dinov2Distill:
-    s, px = self.settings, self.config.image_px
-    assert isinstance(s, schema.Dinov2Distill), s
-    patch = self.vit.patch
-    teacher = Trained(s.teacher, self.config.data.recipe, px, (px[0] // patch, px[1] // patch))
-    return Dinov2Distill(*self.networks(backbone), rates=self.rates(lengths), teacher=teacher, width=teacher.width())
+    px, patch = self.config.image_px, self.vit.patch
+    teacher = Trained(self.settings.teacher, self.config.data.recipe, px, (px[0] // patch, px[1] // patch))
+    return Dinov2Distill(**self.arguments(backbone, lengths), teacher=teacher, width=teacher.width())
 
   def models(self) -> dict[str, schema.Model]:
-    s = self.settings
-    assert isinstance(s, schema.Dinov2Distill), s
-    return {**super().models(), 'objective.teacher.model': s.teacher.model}
+    return {**super().models(), 'objective.teacher.model': self.settings.teacher.model}
 
   def begins_with(self) -> dict[str, Begin]:
-    s = self.settings
-    assert isinstance(s, schema.Dinov2Distill), s
-    return {'teacher': Begin(s.teacher.weights, TRAINED, s.teacher.model, s.teacher.image_px(self.config.image_px),
-                             s.teacher.view, first='teacher', required='a run of DINOv2 or DINOv3')}
+    teacher = self.settings.teacher
+    return {'teacher': Begin(
+        weights=teacher.weights, part=TRAINED, model=teacher.model, image_px=teacher.image_px(self.config.image_px),
+        view=teacher.view, first=TEACHER, required='a run of DINOv2 or DINOv3')}
 
   def settings_from(self, name: str, weights: Loaded) -> dict[str, Any]:
     return {**settings_from(weights, self.config.model), **head_sizes(weights)}
@@ -108,6 +110,7 @@ def head_sizes(weights: Loaded) -> dict[str, Any]:
   bottleneck, num_prototypes = shapes['projector/prototypes/kernel']
   # Without heads for patches, the size of their bottleneck is not used, and is the default.
   patch_bottleneck, num_patch_prototypes = shapes.get('patch_projector/prototypes/kernel', (256, 0))
-  return dict(zip(HEAD_SIZES, (
-      num_prototypes, shapes['projector/mlp1/kernel'][-1], bottleneck, 'projector/prototypes/norm' not in shapes,
-      num_patch_prototypes, patch_bottleneck), strict=True))
+  return {
+      'out_dim': num_prototypes, 'hidden_dim': shapes['projector/mlp1/kernel'][-1], 'bottleneck_dim': bottleneck,
+      'norm_last_layer': 'projector/prototypes/norm' not in shapes, 'patch_out_dim': num_patch_prototypes,
+      'patch_bottleneck_dim': patch_bottleneck}

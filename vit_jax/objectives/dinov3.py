@@ -28,8 +28,9 @@ from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, 
 from vit_jax.models.heads import Projector, normalize
 from vit_jax.models.vit import interpolate
 from vit_jax.objectives import dinov2
-from vit_jax.objectives.dino import TEACHER, Rates
+from vit_jax.objectives.dino import Rates
 from vit_jax.objectives.dinov2 import Dinov2
+from vit_jax.objectives.networks import TEACHER, copied, encode_views
 from vit_jax.objectives.spec import Begin
 
 GRAM = 'gram'
@@ -37,18 +38,14 @@ GRAM = 'gram'
 
 
 class Moments(NamedTuple):
-  """When the Gram teacher is used and changes, in updates.
-
-  start: of the term.    taken: after which it becomes the teacher, 0 = it is there from the beginning.    every: after
-  `start` it becomes the teacher again so often, at most `times` times; 0 = never.
-  """
-  start: int
-  taken: int
-  every: int
-  times: int
+  """When the Gram teacher is used and changes, in updates."""
+  start: int  # the term is used from this update on
+  taken: int  # after this update the EMA becomes the Gram teacher; 0 = the teacher is there from the beginning
+  every: int  # after `start`, the EMA becomes the Gram teacher again every so many updates; 0 = never
+  times: int  # how often it does so at most
 
   def changes(self, done: Array) -> Array:
-    """Returns whether it becomes the teacher after `done` updates, a scalar bool."""
+    """Returns whether the EMA becomes the Gram teacher after `done` updates, a scalar bool."""
     since, is_new = done - self.start, jnp.zeros((), bool)
     if self.taken:
       is_new = is_new | (done == self.taken)
@@ -74,7 +71,7 @@ class Dinov3(Dinov2):
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     params, extra = super().init(key, batch)
-    return params, {**extra, GRAM: {'backbone': jax.tree.map(lambda x: x + 0., params['backbone'])}}
+    return params, {**extra, GRAM: {'backbone': copied(params['backbone'])}}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     batch = numerics.counted(batch)
@@ -104,8 +101,7 @@ class Dinov3(Dinov2):
 
   def _map(self, params: Params, crops: Array, grid: tuple[int, int]) -> Array:
     """Returns the patch tokens of crops `[B, 2, H, W, 3]`, reduced to the student's `grid`, `[B, 2, N, D]`."""
-    features, _ = self._backbone.apply(params['backbone'], {}, crops.reshape(-1, *crops.shape[2:]), train=False,
-                                       key=None)
+    features = encode_views(self._backbone, params, crops, train=False, key=None)
     tokens = features.tokens.astype(jnp.float32)
     if features.grid != grid:
       rows, columns = interpolate.matrices(features.grid, grid, PositionResize.BICUBIC)
@@ -116,25 +112,27 @@ class Dinov3(Dinov2):
 
 def distance(tokens: Array, fixed: Array) -> Array:
   """Returns the mean squared difference of the Gram matrices of tokens `[..., P, D]`, scaled to length 1; `[...]`."""
-  one, other = (jnp.einsum('...pd,...qd->...pq', x, x, precision=jax.lax.Precision.HIGHEST)
-                for x in (normalize(x.astype(jnp.float32), axis=-1) for x in (tokens, fixed)))
-  return jnp.square(one - other).mean((-2, -1))
+  def gram_matrix(x: Array) -> Array:
+    unit = normalize(x.astype(jnp.float32), axis=-1)
+    return jnp.einsum('...pd,...qd->...pq', unit, unit, precision=jax.lax.Precision.HIGHEST)
+
+  return jnp.square(gram_matrix(tokens) - gram_matrix(fixed)).mean((-2, -1))
 
 
 class Spec(dinov2.Spec):
   """Builds `Dinov3` from a config."""
+  settings: schema.Dinov3
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dinov3:
-    assert isinstance(self.settings, schema.Dinov3), self.settings
     gram = self.settings.gram
-    moments = Moments(lengths.steps(gram.start), 0 if gram.weights else lengths.steps(gram.step),
-                      lengths.steps(gram.refresh) if gram.refresh else 0, gram.refreshes)
+    moments = Moments(start=lengths.steps(gram.start), taken=0 if gram.weights else lengths.steps(gram.step),
+                      every=lengths.steps(gram.refresh) if gram.refresh else 0, times=gram.refreshes)
     if moments.taken > moments.start:
       raise UserError(f'objective.gram.step: expected a moment before objective.gram.start={gram.start}, got '
                       f'{gram.step}. Set an earlier one.')
-    return Dinov3(*self.networks(backbone), rates=self.rates(lengths), weight=gram.weight, moments=moments)
+    return Dinov3(**self.arguments(backbone, lengths), weight=gram.weight, moments=moments)
 
   def begins_with(self) -> dict[str, Begin]:
-    assert isinstance(self.settings, schema.Dinov3), self.settings
     gram = self.settings.gram
-    return {'gram': Begin(gram.weights, GRAM, self.config.model, self.config.image_px, gram.view, first=TEACHER)}
+    return {'gram': Begin(weights=gram.weights, part=GRAM, model=self.config.model, image_px=self.config.image_px,
+                          view=gram.view, first=TEACHER)}

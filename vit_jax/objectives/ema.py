@@ -15,8 +15,10 @@ from vit_jax.config import schema
 from vit_jax.core import contracts, trees
 from vit_jax.core.contracts import Coupling, Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
+from vit_jax.objectives.networks import InnerView
 
 AVERAGE, INNER, MEMORY = 'ema', 'inner', 'ema_memory'
+"""Keys of `extra` for the average, the extra of the inner objective (if it has any), and the memory of the law."""
 
 
 class Law(Protocol):
@@ -41,30 +43,14 @@ class Growing:
     return {}
 
   def decay(self, memory: PyTree, step: Array) -> tuple[Array, PyTree]:
-    return decay_at(step, self._decay, self._warmup), memory
-
-
-class _Wrapped:
-  """A view of the inner objective in the state of this one, with its own parameters or with their average."""
-
-  def __init__(self, view: View, *, average: bool = False) -> None:
-    self._view, self._average = view, average
-    self.predict = view.predict  # itself, so that the views of a network share the programs that predict
-
-  def select(self, params: Params, extra: Extra) -> PyTree:
-    return self._view.select(extra[AVERAGE] if self._average else params, extra.get(INNER, {}))
-
-
-def decay_at(step: Array, decay: float, warmup: schema.EmaWarmup) -> Array:
-  """Returns the decay of the average after update number `step`, from 0. Scalar f32."""
-  s = step.astype(jnp.float32)
-  match warmup:
-    case schema.EmaWarmup.RATIO:
-      return jnp.minimum(decay, (1. + s) / (10. + s))  # TensorFlow's ExponentialMovingAverage
-    case schema.EmaWarmup.POWER:
-      return jnp.minimum(decay, 1. - (1. + s) ** (-2 / 3))  # timm's ModelEmaV3: gamma 1, power 2/3
-    case schema.EmaWarmup.NONE:
-      return jnp.full((), decay)
+    s = step.astype(jnp.float32)
+    match self._warmup:
+      case schema.EmaWarmup.RATIO:
+        return jnp.minimum(self._decay, (1. + s) / (10. + s)), memory  # TensorFlow's ExponentialMovingAverage
+      case schema.EmaWarmup.POWER:
+        return jnp.minimum(self._decay, 1. - (1. + s) ** (-2 / 3)), memory  # timm's ModelEmaV3: gamma 1, power 2/3
+      case schema.EmaWarmup.NONE:
+        return jnp.full((), self._decay), memory
 
 
 class Ema:
@@ -94,8 +80,12 @@ class Ema:
 
   def views(self) -> dict[str, View]:
     inner = self._inner.views()
-    return {**{name: _Wrapped(view) for name, view in inner.items()}, 'ema': _Wrapped(inner['student'], average=True)}
+    views: dict[str, View] = {name: InnerView(view, lambda params, extra: (params, extra.get(INNER, {})))
+                              for name, view in inner.items()}
+    views['ema'] = InnerView(inner['student'], lambda params, extra: (extra[AVERAGE], extra.get(INNER, {})))
+    return views
 
 
 def _extra(average: PyTree, inner: Extra, memory: PyTree) -> Extra:
+  """Returns the extra of `Ema`, without keys for what is empty."""
   return {AVERAGE: average, **({INNER: inner} if inner else {}), **({MEMORY: memory} if memory else {})}

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import FeatureDistance, PositionResize
-from vit_jax.core.contracts import Backbone, View
+from vit_jax.core.contracts import Backbone
 from vit_jax.core.numerics import counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
 from vit_jax.models import backbones
@@ -25,8 +25,8 @@ from vit_jax.models.initialization import TORCH
 from vit_jax.models.kernels.forms import select
 from vit_jax.models.layers import Dense, applied, initial
 from vit_jax.models.vit import interpolate
-from vit_jax.objectives import spec
-from vit_jax.objectives.networks import STATE, NetworkView, init_backbone, statistics, with_losses
+from vit_jax.objectives import networks, spec
+from vit_jax.objectives.networks import STATE, OneNetwork, init_backbone, statistics, with_losses
 from vit_jax.parallel import sharding
 
 TRAINED = sharding.TRAINED
@@ -51,8 +51,8 @@ class Trained:
                grid: tuple[int, int] | None) -> None:
     self._px, self._grid = settings.image_px(image_px), grid
     self.backbone = backbones.build(settings.model, self._px)
-    own, seen = (settings.mean, settings.std), (recipe.mean, recipe.std)
-    self._own, self._seen = ([jnp.array(x, jnp.float32).reshape(1, 1, 1, 3) for x in pair] for pair in (own, seen))
+    self._normalization = networks.Normalization(settings.mean, settings.std)
+    self._student = networks.Normalization(recipe.mean, recipe.std)
 
   def init(self, key: Key, num: int) -> PyTree:
     """Returns an untrained network of the same shapes; training starts from weights."""
@@ -71,14 +71,14 @@ class Trained:
     Images are resized to the size of the teacher, and its patch tokens to the grid of the student, both bicubic and
     antialiased. No gradient flows through.
     """
-    image = (image * self._seen[1] + self._seen[0] - self._own[0]) / self._own[1]
+    image = networks.renormalized(image, self._student, self._normalization)
     image = resized(image, self._px)
     features, _ = self.backbone.apply(teacher['backbone'], teacher.get('state', {}), image, train=False, key=None)
-    found = {POOLED: features.pooled.astype(jnp.float32)}
+    by_name = {POOLED: features.pooled.astype(jnp.float32)}
     if self._grid is not None:
       maps = features.maps().astype(jnp.float32)
-      found[PATCHES] = resized(maps, self._grid).reshape(len(image), -1, maps.shape[-1])
-    return jax.lax.stop_gradient(found)
+      by_name[PATCHES] = resized(maps, self._grid).reshape(len(image), -1, maps.shape[-1])
+    return jax.lax.stop_gradient(by_name)
 
 
 def resized(image: Array, size: tuple[int, int]) -> Array:
@@ -89,7 +89,7 @@ def resized(image: Array, size: tuple[int, int]) -> Array:
   return jnp.einsum('ih,jw,bhwc->bijc', rows, columns, image, precision=jax.lax.Precision.HIGHEST)
 
 
-class FeatureDistill:
+class FeatureDistill(OneNetwork):
   """Objective: `w_p d(M_p x, t) + w_n mean over patches n of d(M_n x_n, t_n)`, d the distance of the settings.
 
   x and x_n are the student's pooled features and patch tokens, t and t_n those of the teacher, M_p and M_n linear maps.
@@ -117,24 +117,17 @@ class FeatureDistill:
     batch = counted(batch)
     image, mask_B, s = batch['image'], batch.get('mask'), self._settings
     features, state = self._backbone.apply(params['backbone'], extra.get(STATE, {}), image, train=True, key=key)
-    wanted = self._teacher.features(extra[TRAINED], image)
-    found = {name: self._predicted(params[PREDICT][name], name, features) for name in self._maps}
-    terms = {name: distance(found[name], wanted[name], s.distance) for name in self._maps}
+    targets = self._teacher.features(extra[TRAINED], image)
+    predictions = {name: self._predicted(params[PREDICT][name], name, features) for name in self._maps}
+    terms = {name: distance(predictions[name], targets[name], s.distance) for name in self._maps}
     weights = {POOLED: s.pooled_weight, PATCHES: s.patch_weight}
     loss_B = sum((weights[name] * terms[name] for name in terms), jnp.zeros(len(image)))
-    metrics = {names: terms[name] for name, names in (
-        (POOLED, 'pooled_distance'), (PATCHES, 'patch_distance')) if name in terms}
-    if POOLED in found:
-      metrics['pooled_cosine'] = 1. - distance(found[POOLED], wanted[POOLED], FeatureDistance.COSINE)
+    metric_names = {POOLED: 'pooled_distance', PATCHES: 'patch_distance'}
+    metrics = {metric_names[name]: term for name, term in terms.items()}
+    if POOLED in predictions:
+      metrics['pooled_cosine'] = 1. - distance(predictions[POOLED], targets[POOLED], FeatureDistance.COSINE)
     means = {name: weighted_mean(jax.lax.stop_gradient(x), mask_B) for name, x in metrics.items()}
     return with_losses(LossOut(weighted_mean(loss_B, mask_B), means, statistics(state)), features)
-
-  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del params, step
-    return {**extra, **stats}
-
-  def views(self) -> dict[str, View]:
-    return {'student': NetworkView(self._backbone)}
 
   def _predicted(self, params: Params, name: str, features: Features) -> Array:
     """Returns the prediction of the teacher's features of this name, f32."""
@@ -162,7 +155,7 @@ def settings_from(weights: spec.Loaded, student: schema.Model) -> dict[str, Any]
   """Returns `FROM_WEIGHTS`: network and normalization of the weights, in the dtype of the student."""
   model = dataclasses.replace(weights.model, dtype=student.dtype)
   normalization = weights.preprocess
-  return dict(zip(FROM_WEIGHTS, (model, tuple(normalization.mean), tuple(normalization.std)), strict=True))
+  return {'teacher.model': model, 'teacher.mean': tuple(normalization.mean), 'teacher.std': tuple(normalization.std)}
 
 
 class Spec(spec.Spec[schema.FeatureDistill]):
@@ -170,31 +163,31 @@ class Spec(spec.Spec[schema.FeatureDistill]):
   from_weights = FROM_WEIGHTS
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> FeatureDistill:
-    s, model = self.settings, self.config.model
-    teacher = self.teacher()
-    width, dtype, forms = teacher.width(), jnp.dtype(model.dtype.value), select(model.kernels)
-    maps = {name: Dense(features=(width,), axes=('embed', 'mlp'), dtype=dtype, law=TORCH, forms=forms)
-            for name in self.names()}
-    return FeatureDistill(backbone, s, teacher, maps)
+    model, teacher = self.config.model, self.teacher()
+    layer = Dense(features=(teacher.width(),), axes=('embed', 'mlp'), dtype=jnp.dtype(model.dtype.value), law=TORCH,
+                  forms=select(model.kernels))
+    return FeatureDistill(backbone, self.settings, teacher, maps={name: layer for name in self.names()})
 
   def names(self) -> list[str]:
     """Returns the names of the teacher's features that the loss uses."""
     s = self.settings
-    return [POOLED] * (s.pooled_weight > 0) + [PATCHES] * (s.patch_weight > 0)
+    weights = {POOLED: s.pooled_weight, PATCHES: s.patch_weight}
+    return [name for name, weight in weights.items() if weight > 0]
 
   def teacher(self) -> Trained:
     """Returns the teacher, whose patch tokens are those of the student's grid."""
     s, px = self.settings, self.config.image_px
     patch = getattr(self.config.model, 'patch', 1)
-    return Trained(s.teacher, self.config.data.recipe, px, (px[0] // patch, px[1] // patch) if s.patch_weight else None)
+    grid = (px[0] // patch, px[1] // patch) if s.patch_weight else None
+    return Trained(s.teacher, self.config.data.recipe, px, grid)
 
   def models(self) -> dict[str, schema.Model]:
     return {**super().models(), 'objective.teacher.model': self.settings.teacher.model}
 
   def begins_with(self) -> dict[str, spec.Begin]:
     t = self.settings.teacher
-    return {'teacher': spec.Begin(t.weights, TRAINED, t.model, t.image_px(self.config.image_px), t.view,
-                                  required='a weight file')}
+    return {'teacher': spec.Begin(weights=t.weights, part=TRAINED, model=t.model, view=t.view,
+                                  image_px=t.image_px(self.config.image_px), required='a weight file')}
 
   def settings_from(self, name: str, weights: spec.Loaded) -> dict[str, Any]:
     del name

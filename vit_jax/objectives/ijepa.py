@@ -22,16 +22,14 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import JepaLoss
-from vit_jax.core.contracts import Backbone, TokenBackbone, View, Watch
+from vit_jax.core.contracts import Backbone, TokenBackbone
 from vit_jax.core.numerics import counted, moments, split_key, weighted_mean
-from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
-from vit_jax.models.jepa_predictor import Predictor
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, Schedule
+from vit_jax.models.decoders import Predictor
 from vit_jax.objectives import patches, spec
-from vit_jax.objectives.networks import NetworkView, init_backbone
+from vit_jax.objectives.networks import TEACHER, WithTeacher, copied, init_backbone
 from vit_jax.optim import schedules
 
-TEACHER = 'teacher'
-"""Key of `extra` for the target encoder, which other objectives call the teacher."""
 DEVIATION = 'deviation'
 """Name of the metric that falls to 0 when the target encoder collapses."""
 TRIES = 8  # sets of blocks that are drawn for each image, of which the first with enough context is used
@@ -39,11 +37,11 @@ NORM_EPS = 1e-5  # of LayerNorm in PyTorch
 
 
 class Masks(NamedTuple):
-  """Blocks of each image: `context [B, n] i32`, `targets [B, M, t] i32`, and which entries count, `is_…` bool."""
-  context: Array
-  is_context: Array
-  targets: Array
-  is_target: Array
+  """Blocks of each image, as numbers of patches; with fewer patches than entries, the other entries do not count."""
+  context: Array     # [B, n] i32
+  is_context: Array  # [B, n] bool, which entries count
+  targets: Array     # [B, M, t] i32, of M blocks
+  is_target: Array   # [B, M, t] bool
 
 
 class Boxes(NamedTuple):
@@ -54,7 +52,7 @@ class Boxes(NamedTuple):
   width: Array
 
 
-class IJepa:
+class IJepa(WithTeacher):
   """Objective: `L = mean over target patches j of d(p_j, t_j)` (section 3).
 
     t_j = LayerNorm of what the target encoder computes for the whole image, without affine
@@ -66,6 +64,7 @@ class IJepa:
 
   extra: `teacher/backbone`, the target encoder.
   """
+  _backbone: TokenBackbone
 
   def __init__(self, backbone: TokenBackbone, predictor: Predictor, settings: schema.IJepa, *,
                momentum: Schedule) -> None:
@@ -77,7 +76,7 @@ class IJepa:
     backbone, _, _ = init_backbone(self._backbone, keys['backbone'], batch['image'])
     params = {'backbone': backbone, 'predictor': self._predictor.init(keys['predictor']),
               'mask_token': self._predictor.init_mask(keys['mask_token'])}
-    return params, {TEACHER: {'backbone': jax.tree.map(lambda x: x + 0., backbone)}}
+    return params, {TEACHER: {'backbone': copied(backbone)}}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
@@ -94,14 +93,6 @@ class IJepa:
     total = weight_B.sum()
     return LossOut(weighted_mean(loss_B, batch.get('mask')), {DEVIATION: Mean(deviation * total, total)}, {})
 
-  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del stats
-    m, target = self._momentum(step), extra[TEACHER]['backbone']
-    return {TEACHER: {'backbone': jax.tree.map(lambda t, p: m * t + (1. - m) * p, target, params['backbone'])}}
-
-  def views(self) -> dict[str, View]:
-    return {'student': NetworkView(self._backbone), 'teacher': NetworkView(self._backbone, under=TEACHER)}
-
   def draw(self, key: Key, image: Array) -> Masks:
     """Draws the blocks of each image."""
     s, grid = self._settings, (image.shape[1] // self._patch, image.shape[2] // self._patch)
@@ -110,13 +101,13 @@ class IJepa:
                     aspect=s.target_aspect)
     context = boxes(keys['context'], (num_images, TRIES), grid, area=s.context_area, aspect=(1., 1.))
     seen_BTN = covered(context, grid) & ~covered(targets, grid).any(2)
-    enough = jnp.argmax(jnp.minimum(seen_BTN.sum(-1), s.min_context), axis=1)  # the first of the largest
-    rows = jnp.arange(num_images)
-    seen_BN = seen_BTN[rows, enough]
+    chosen_B = jnp.argmax(jnp.minimum(seen_BTN.sum(-1), s.min_context), axis=1)  # the first try with enough context
+    rows_B = jnp.arange(num_images)
+    seen_BN = seen_BTN[rows_B, chosen_B]
     noise_BN = jax.random.uniform(keys['order'], seen_BN.shape)
     order_BN = jnp.argsort(jnp.where(seen_BN, noise_BN, 2.), axis=1)
     num_slots = s.slots(grid[0] * grid[1])
-    chosen = Boxes(*(x[rows, enough] for x in targets))
+    chosen = Boxes(*(x[rows_B, chosen_B] for x in targets))
     slots = jnp.arange(largest(grid, area=s.target_area, aspect=s.target_aspect))[None, None]
     row, column = slots // chosen.width[..., None], slots % chosen.width[..., None]
     is_target = slots < (chosen.height * chosen.width)[..., None]
@@ -189,6 +180,8 @@ def covered(box: Boxes, grid: tuple[int, int]) -> Array:
 
 class Spec(spec.Spec[schema.IJepa]):
   """Builds `IJepa` from a config."""
+  collapse_advice = (
+      'The targets of all images are nearly the same. Try a lower optimizer.lr, or a larger objective.momentum')
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> IJepa:
     s = self.settings
@@ -196,6 +189,5 @@ class Spec(spec.Spec[schema.IJepa]):
     predictor = Predictor(s.predictor_width, s.predictor_depth, s.predictor_heads, model)
     return IJepa(encoder, predictor, s, momentum=schedules.ramp(s.momentum, lengths=lengths))
 
-  def watches(self, lengths: Lengths) -> list[Watch]:
-    advice = 'The targets of all images are nearly the same. Try a lower optimizer.lr, or a larger objective.momentum'
-    return spec.alarm(self.settings.collapse, DEVIATION, lengths, advice)
+  def collapse_metrics(self) -> tuple[str, ...]:
+    return (DEVIATION,)

@@ -21,7 +21,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Kernels
 from vit_jax.core.axes import labelled
-from vit_jax.core.contracts import Backbone, Coupling, View, Watch
+from vit_jax.core.contracts import Backbone, Coupling
 from vit_jax.core.numerics import constrain_batch, counted, moments, split_key
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.models.heads import normalize
@@ -29,7 +29,7 @@ from vit_jax.models.initialization import TORCH
 from vit_jax.models.kernels.forms import select
 from vit_jax.models.layers import Dense, applied, initial
 from vit_jax.objectives import spec
-from vit_jax.objectives.networks import NetworkView, init_backbone
+from vit_jax.objectives.networks import OneNetwork, encode_views, init_backbone
 
 NORM_EPS = 1e-5  # of BatchNorm in PyTorch
 KEYS = ('global', 'local', 'directions')
@@ -66,11 +66,11 @@ class Projector:
   def apply(self, params: Params, features: Array, weight: Array) -> Array:
     """Returns `[R, E]` f32 for features `[R, D]`; rows with `weight [R]` 0 do not count in the statistics."""
     layers, x = self._layers, features
-    for number in '12':
-      x = applied(layers[f'mlp{number}'], params[f'mlp{number}'], x).astype(jnp.float32)
+    for mlp, norm in (('mlp1', 'norm1'), ('mlp2', 'norm2')):
+      x = applied(layers[mlp], params[mlp], x).astype(jnp.float32)
       mean, variance = moments(x, weight)
-      own = params[f'norm{number}']
-      x = jax.nn.relu((x - mean) * jax.lax.rsqrt(variance + NORM_EPS) * own['scale'][None] + own['bias'][None])
+      scale, bias = params[norm]['scale'], params[norm]['bias']
+      x = jax.nn.relu((x - mean) * jax.lax.rsqrt(variance + NORM_EPS) * scale[None] + bias[None])
     return applied(layers['mlp3'], params['mlp3'], x).astype(jnp.float32)
 
   @property
@@ -81,7 +81,7 @@ class Projector:
             for name, (size, axes) in sizes.items()}
 
 
-class LeJepa:
+class LeJepa(OneNetwork):
   """Objective: `(1 - w) * mean over images i and views v of |z_iv - c_i|^2 / E + w * SIGReg(z)` (Algorithm 2).
 
   z_iv is the embedding of a view, E its width, c_i the mean over the global views of the image.
@@ -110,10 +110,15 @@ class LeJepa:
     del extra, step
     batch, keys = counted(batch), split_key(key, *KEYS)
     views = [name for name in ('views_global', 'views_local') if name in batch]
-    pooled = [self._pooled(params, batch[name], keys[name.removeprefix('views_')]) for name in views]
+    pooled = []
+    for name in views:
+      key = keys[name.removeprefix('views_')]
+      features = encode_views(self._backbone, params, batch[name], train=True, key=key)
+      pooled.append(features.pooled.reshape(*batch[name].shape[:2], -1))
     return jnp.concatenate(pooled, axis=1), {}
 
   def _compare(self, params: Params, extra: Extra, rows: PyTree, batch: Batch, key: Key, step: Array) -> LossOut:
+    """Returns the loss of the features that `_embed` returns for the whole batch."""
     del extra, step
     pooled_BVD, keys = rows, split_key(key, *KEYS)
     num_images, num_views, width = pooled_BVD.shape
@@ -126,21 +131,9 @@ class LeJepa:
     value, metrics = terms(z_BVE, weight_B, normalize(draw, axis=0), self._settings)
     spread = jnp.sqrt(moments(z_BVE.reshape(-1, z_BVE.shape[-1]), weight_BV.reshape(-1))[1]).mean()
     total = jnp.maximum(weight_B.sum(), 1.)
-    means = {name: Mean(jax.lax.stop_gradient(one) * total, total)
-             for name, one in {**metrics, DEVIATION: spread}.items()}
+    means = {name: Mean(jax.lax.stop_gradient(metric) * total, total)
+             for name, metric in {**metrics, DEVIATION: spread}.items()}
     return LossOut(Mean(value * total, total), means, {})
-
-  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del params, stats, step
-    return extra
-
-  def views(self) -> dict[str, View]:
-    return {'student': NetworkView(self._backbone)}
-
-  def _pooled(self, params: Params, views: Array, key: Key) -> Array:
-    """Returns the features `[B, V, D]` of `views [B, V, H, W, 3]`."""
-    features, _ = self._backbone.apply(params['backbone'], {}, views.reshape(-1, *views.shape[2:]), train=True, key=key)
-    return features.pooled.reshape(*views.shape[:2], -1)
 
 
 def terms(z: Array, weight: Array, directions: Array, settings: schema.LeJepa) -> tuple[Array, dict[str, Array]]:
@@ -181,11 +174,11 @@ def epps_pulley(x: Array, weight: Array, t_max: float, t_points: int) -> Array:
 
 class Spec(spec.Spec[schema.LeJepa]):
   """Builds `LeJepa` from a config."""
+  collapse_advice = 'All embeddings are nearly the same. Try a larger objective.weight, or a lower optimizer.lr'
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> LeJepa:
     s, model = self.settings, self.config.model
     return LeJepa(backbone, Projector(s.hidden_dim, s.out_dim, jnp.dtype(model.dtype.value), model.kernels), s)
 
-  def watches(self, lengths: Lengths) -> list[Watch]:
-    advice = 'All embeddings are nearly the same. Try a larger objective.weight, or a lower optimizer.lr'
-    return spec.alarm(self.settings.collapse, DEVIATION, lengths, advice)
+  def collapse_metrics(self) -> tuple[str, ...]:
+    return (DEVIATION,)

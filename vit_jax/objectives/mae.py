@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
-from vit_jax.core.contracts import Backbone, TokenBackbone, View
+from vit_jax.core.contracts import Backbone, TokenBackbone
 from vit_jax.core.numerics import counted, split_key, weighted_mean
-from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
-from vit_jax.models.mae_decoder import Decoder
+from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params
+from vit_jax.models.decoders import Decoder
 from vit_jax.objectives import patches, spec
-from vit_jax.objectives.networks import NetworkView, init_backbone
+from vit_jax.objectives.networks import OneNetwork, init_backbone
 
 
 class Reconstruction(NamedTuple):
@@ -25,14 +25,16 @@ class Reconstruction(NamedTuple):
   hidden: Array
 
 
-class Mae:
+class Mae(OneNetwork):
   """Objective: the mean squared error of masked patches, `L = mean over masked i of |x_i - y_i|^2 / (3 P^2)`.
 
   x_i is the patch, with mean 0 and standard deviation 1 if `normalized` (section 4.1), and y_i its prediction. Of each
   image `int(N (1 - hidden))` patches are visible.
   """
+  _backbone: TokenBackbone
 
   def __init__(self, backbone: TokenBackbone, decoder: Decoder, *, patch: int, hidden: float, normalized: bool) -> None:
+    """`hidden` is the share of hidden patches; `normalized`: whether target patches are normalized."""
     self._backbone, self._decoder, self._patch = backbone, decoder, patch
     self._hidden, self._normalized = hidden, normalized
 
@@ -52,13 +54,6 @@ class Mae:
     num_visible = choice.chosen.shape[1]
     loss_B = jnp.where(choice.rank >= num_visible, error_BN, 0.).sum(-1) / choice.others.shape[1]
     return LossOut(weighted_mean(loss_B, batch.get('mask')), {}, {})
-
-  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del params, stats, step
-    return extra
-
-  def views(self) -> dict[str, View]:
-    return {'student': NetworkView(self._backbone)}
 
   def draw(self, key: Key, image: Array) -> patches.Choice:
     """Draws which patches of each image are visible."""
@@ -95,7 +90,8 @@ class Mae:
       predicted_BNP = predicted_BNP * deviation + mean
     hidden_BN1 = (choice.rank >= choice.chosen.shape[1])[..., None].astype(jnp.float32)
     hidden_BNP = jnp.broadcast_to(hidden_BN1, predicted_BNP.shape)
-    return Reconstruction(*(patches.unpatchify(x, self._patch, grid=grid) for x in (predicted_BNP, hidden_BNP)))
+    return Reconstruction(predicted=patches.unpatchify(predicted_BNP, self._patch, grid=grid),
+                          hidden=patches.unpatchify(hidden_BNP, self._patch, grid=grid))
 
   def _grid(self, image: Array) -> tuple[int, int]:
     return image.shape[1] // self._patch, image.shape[2] // self._patch

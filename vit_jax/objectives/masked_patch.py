@@ -17,14 +17,14 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import PatchTarget
 from vit_jax.core.axes import labelled
-from vit_jax.core.contracts import Backbone, TokenBackbone, View
+from vit_jax.core.contracts import Backbone, TokenBackbone
 from vit_jax.core.numerics import counted, split_key, weighted_mean
-from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params
 from vit_jax.models import initialization
 from vit_jax.models.initialization import VISION_TRANSFORMER, Laws
 from vit_jax.models.kernels.dense import dense
 from vit_jax.objectives import patches, spec
-from vit_jax.objectives.networks import NetworkView, init_backbone
+from vit_jax.objectives.networks import Normalization, OneNetwork, init_backbone
 
 LEVELS = 8                   # 3 bits
 NUM_COLORS = LEVELS ** 3     # 512
@@ -50,20 +50,20 @@ def num_outputs(target: PatchTarget, patch: int) -> int:
       assert_never(target)
 
 
-class MaskedPatch:
+class MaskedPatch(OneNetwork):
   """Objective: cross-entropy of the colors of corrupted patches, in nats, or the mean squared error of their pixels.
 
   Parameters beside the backbone: `mask_token [1, 1, D]`, `decoder/{kernel [D, n], bias [n]}` with n = 512, 16 * 512
   or 3 P^2. With `colors` the loss is the mean over the 16 predictions of a patch.
   """
+  _backbone: TokenBackbone
 
-  def __init__(self, backbone: TokenBackbone, *, patch: int, target: PatchTarget, corrupted: float, masked: float,
-               swapped: float, mean: tuple[float, ...], std: tuple[float, ...],
-               laws: Laws = VISION_TRANSFORMER) -> None:
-    """`mean` and `std` are what the images were normalized with; parameters start by `laws`."""
-    self._backbone, self._patch, self._target, self._corrupted = backbone, patch, target, corrupted
-    self._masked, self._swapped, self._mean, self._std, self._laws = masked, swapped, mean, std, laws
-    self.num_outputs = num_outputs(target, patch)
+  def __init__(self, backbone: TokenBackbone, settings: schema.MaskedPatch, normalization: Normalization, *,
+               patch: int, laws: Laws = VISION_TRANSFORMER) -> None:
+    """`normalization` is that of the images; parameters start by `laws`."""
+    self._backbone, self._settings, self._normalization = backbone, settings, normalization
+    self._patch, self._laws = patch, laws
+    self.num_outputs = num_outputs(settings.target, patch)
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys = split_key(key, 'backbone', 'decoder', 'mask_token')
@@ -86,7 +86,7 @@ class MaskedPatch:
     tokens_BnD = patches.pick(features.tokens, choice.chosen)
     predicted_Bnc = dense(tokens_BnD, params['decoder']['kernel'], params['decoder']['bias'])
     image_BnP = patches.pick(patches.patchify(image, self._patch), choice.chosen)
-    if self._target is PatchTarget.PIXELS:
+    if self._settings.target is PatchTarget.PIXELS:
       error_Bn = jnp.square(predicted_Bnc - image_BnP).mean(-1)
       return LossOut(weighted_mean(error_Bn.mean(-1), mask_B), {}, {})
     classes_BnG = self.classes(image_BnP)
@@ -99,39 +99,32 @@ class MaskedPatch:
   def corrupt(self, tokens: Array, mask_token: Array, key: Key) -> tuple[Array, patches.Choice]:
     """Returns tokens `[B, N, D]` of which some are corrupted, and which ones."""
     num_images, num_patches, _ = tokens.shape
-    keys = split_key(key, 'choice', 'fate', 'other')
-    num_chosen = num_patches - patches.num_kept(num_patches, self._corrupted)
+    s, keys = self._settings, split_key(key, 'choice', 'fate', 'other')
+    num_chosen = num_patches - patches.num_kept(num_patches, s.mask_ratio)
     choice = patches.draw(keys['choice'], num_images=num_images, num_patches=num_patches, num_chosen=num_chosen)
     away_BN = jax.random.randint(keys['other'], (num_images, num_patches), 1, max(num_patches, 2))
     others_BND = patches.pick(tokens, (jnp.arange(num_patches)[None] + away_BN) % num_patches)
     fate_BN = jnp.where(choice.rank < num_chosen, jax.random.uniform(keys['fate'], (num_images, num_patches)), 1.)
-    is_masked_BN1 = (fate_BN < self._masked)[..., None]
-    is_swapped_BN1 = (fate_BN < self._masked + self._swapped)[..., None]
+    is_masked_BN1 = (fate_BN < s.mask_token_prob)[..., None]
+    is_swapped_BN1 = (fate_BN < s.mask_token_prob + s.random_patch_prob)[..., None]
     mixed_BND = jnp.where(is_masked_BN1, mask_token.astype(tokens.dtype),
                           jnp.where(is_swapped_BN1, others_BND, tokens))
     return mixed_BND, choice
 
   def classes(self, image_BnP: Array) -> Array:
     """Returns the color classes `[B, n, G] i32` of normalized patches `[B, n, 3 P^2]`, for G cells per patch."""
-    mean, std = (jnp.array(x, jnp.float32).reshape(1, 1, 1, 1, 3) for x in (self._mean, self._std))
-    cells = CELLS if self._target is PatchTarget.COLORS else 1
+    mean, std = (jnp.array(x, jnp.float32).reshape(1, 1, 1, 1, 3) for x in self._normalization)
+    cells = CELLS if self._settings.target is PatchTarget.COLORS else 1
     side, shape = self._patch // cells, image_BnP.shape[:2]
     cut = image_BnP.reshape(*shape, cells, side, cells, side, 3).mean((3, 5))
     return color_classes(cut * std + mean).reshape(*shape, -1)
 
-  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del params, stats, step
-    return extra
-
-  def views(self) -> dict[str, View]:
-    return {'student': NetworkView(self._backbone)}
 
 
 class Spec(spec.Spec[schema.MaskedPatch]):
   """Builds `MaskedPatch` from a config."""
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> MaskedPatch:
-    s, recipe, (encoder, model) = self.settings, self.config.data.recipe, spec.tokens(backbone)
-    return MaskedPatch(encoder, patch=model.patch, target=s.target, corrupted=s.mask_ratio,
-                       masked=s.mask_token_prob, swapped=s.random_patch_prob, mean=recipe.mean, std=recipe.std,
+    recipe, (encoder, model) = self.config.data.recipe, spec.tokens(backbone)
+    return MaskedPatch(encoder, self.settings, Normalization(recipe.mean, recipe.std), patch=model.patch,
                        laws=initialization.laws(model))

@@ -1,15 +1,21 @@
-"""The networks of an objective: a backbone, with or without heads, as parameters to train and as views to evaluate."""
+"""The networks of objectives: how they begin, how they are applied to several crops, averaged and evaluated.
+
+`OneNetwork` and `WithTeacher` are bases of most objectives: they provide `after_update` and `views`.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
-from vit_jax.core.contracts import Backbone
+from vit_jax.core.contracts import Backbone, View
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Extra, Features, Key, LossOut, Mean, Outputs, Params, PyTree
+from vit_jax.core.types import Array, Extra, Features, Key, LossOut, Mean, Outputs, Params, PyTree, Schedule
 
+TEACHER = 'teacher'
+"""Key of `extra` for an EMA of the trained network, also if a paper calls it the target network."""
 STATE = 'model_state'
 """Key of `extra` for the running statistics of a backbone that has any."""
 
@@ -57,6 +63,82 @@ def statistics(state: PyTree) -> dict[str, Any]:
   return {STATE: state} if state else {}
 
 
+def encode_views(backbone: Backbone, params: Params, views: Array, *, train: bool, key: Key | None) -> Features:
+  """Returns the features of `views [B, V, H, W, 3]` as those of B * V images; the rows of an image stay together."""
+  images = views.reshape(-1, *views.shape[2:])
+  return backbone.apply(params['backbone'], {}, images, train=train, key=key)[0]
+
+
+def copied(tree: PyTree) -> PyTree:
+  """Returns a copy of all arrays, so that a state does not have one array twice."""
+  return jax.tree.map(lambda x: x + 0., tree)
+
+
+def moving_average(average: PyTree, new: PyTree, momentum: Array) -> PyTree:
+  """Returns `momentum * average + (1 - momentum) * new` for all arrays."""
+  return jax.tree.map(lambda a, b: momentum * a + (1. - momentum) * b, average, new)
+
+
+class Normalization(NamedTuple):
+  """Mean and standard deviation of images by channel, with which they are normalized."""
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
+
+
+def renormalized(image: Array, old: Normalization, new: Normalization) -> Array:
+  """Returns images `[B, H, W, 3]` that are normalized with `old`, normalized with `new` instead."""
+  old_mean, old_std, new_mean, new_std = (np.array(x, np.float32).reshape(1, 1, 1, 3) for x in (*old, *new))
+  return (image * old_std + old_mean - new_mean) / new_std
+
+
+class InnerView:
+  """A view of an objective that is wrapped by another one.
+
+  Args:
+    view: of the inner objective.
+    unwrap: takes params and extra of the outer objective, and returns those of the inner one.
+  """
+
+  def __init__(self, view: View, unwrap: Callable[[Params, Extra], tuple[Params, Extra]]) -> None:
+    self._view, self._unwrap = view, unwrap
+    self.predict = view.predict  # itself, so that the views of a network share the programs that predict
+
+  def select(self, params: Params, extra: Extra) -> PyTree:
+    """Returns what the inner view selects."""
+    return self._view.select(*self._unwrap(params, extra))
+
+
+class OneNetwork:
+  """Base of objectives that train `self._backbone`, and have nothing else to evaluate."""
+  _backbone: Backbone
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    """Returns `extra` with the running statistics of the step, if there are some."""
+    del params, step
+    return {**extra, **stats}
+
+  def views(self) -> dict[str, View]:
+    """Returns the trained network."""
+    return {'student': NetworkView(self._backbone)}
+
+
+class WithTeacher:
+  """Base of objectives with an EMA of the network in `extra`, `teacher <- m teacher + (1 - m) student`."""
+  _backbone: Backbone
+  _momentum: Schedule
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    """Returns `extra` with the next teacher; it averages the parameters of the names that it has itself."""
+    del stats
+    teacher = extra[TEACHER]
+    student = {name: params[name] for name in teacher}
+    return {**extra, TEACHER: moving_average(teacher, student, self._momentum(step))}
+
+  def views(self) -> dict[str, View]:
+    """Returns the trained network and its EMA."""
+    return {'student': NetworkView(self._backbone), 'teacher': NetworkView(self._backbone, under=TEACHER)}
+
+
 class NetworkView:
   """The view of one network.
 
@@ -73,10 +155,12 @@ class NetworkView:
     self.logits = logits
 
   def select(self, params: Params, extra: Extra) -> PyTree:
-    own = extra[self._under] if self._under else params
-    return {'backbone': own['backbone'], **{name: own[name] for name in self._heads if name in own},
-            'state': extra.get(STATE, {})}
+    """Returns backbone, heads and running statistics of the network."""
+    network = extra[self._under] if self._under else params
+    heads = {name: network[name] for name in self._heads if name in network}
+    return {'backbone': network['backbone'], **heads, 'state': extra.get(STATE, {})}
 
   def predict(self, selected: PyTree, image: Array) -> Outputs:
+    """Returns features, and logits if the network has some."""
     features, _ = self._backbone.apply(selected['backbone'], selected['state'], image, train=False, key=None)
     return Outputs(self.logits(selected, features) if self.logits else None, features)

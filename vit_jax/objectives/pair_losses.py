@@ -44,41 +44,31 @@ _LOWEST = -1e30  # a logit of no pair; finite, so that differences of two are 0
 
 
 class Plan(NamedTuple):
-  """How the pairs of a batch are computed.
-
-  loss: which one.
-  axes: of the mesh, that split the rows; () = the rows are not split.
-  size: number of devices along them.
-  chunk: rows of images that are compared with the texts of a device at a time.
-  """
+  """How the pairs of a batch are computed."""
   loss: PairLoss
-  axes: tuple[str, ...]
-  size: int
-  chunk: int
+  axes: tuple[str, ...]  # axes of the mesh that split the rows; () = the rows are not split
+  size: int              # number of devices along these axes, which form the ring
+  chunk: int             # number of images that are compared with the texts of a device at a time
 
 
 class Pairs(NamedTuple):
-  """Vectors of images and texts `[B, E]`, whose products are in their dtype, and `mask [B]` f32 or None.
-
-  scale, bias: of the logits, f32 scalars.
-  group: `[B]` i32; the pairs of rows of one group match. None = each row matches itself alone.
-  """
-  image: Array
-  text: Array
-  scale: Array
-  bias: Array
-  mask: Array | None = None
-  group: Array | None = None
+  """Vectors of images and texts; their logits are `scale * (image · text) + bias`."""
+  image: Array  # [B, E], any float dtype, in which products are computed
+  text: Array   # likewise
+  scale: Array  # f32 scalar
+  bias: Array   # f32 scalar
+  mask: Array | None = None   # [B] f32, 0 for rows that do not count; None = all count
+  group: Array | None = None  # [B] i32, images and texts of one group match; None = each row matches itself alone
 
 
 def mean_loss(pairs: Pairs, loss: PairLoss, *, form: PairForm = PairForm.AUTO, chunk: int = 256) -> Mean:
   """Returns the mean loss over the rows of a batch whose mask is not 0, in nats; differentiable in all but the mask.
 
   Args:
-    pairs: of the whole batch.
-    loss: which one.
+    pairs: all pairs of the batch.
+    loss: the kind of loss.
     form: matrix, ring, or the choice of `choose`.
-    chunk: of `Plan`; the largest divisor of a device's rows up to it is used.
+    chunk: most images that are compared at a time; the largest divisor of a device's rows up to it is used.
   """
   rows = pairs.image.shape[0]
   weight = jnp.full((), rows, jnp.float32) if pairs.mask is None else pairs.mask.sum()
@@ -94,7 +84,7 @@ def split(rows: int) -> tuple[tuple[str, ...], int]:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return (), 1
-  axes = next((found for axes in (AXES, BATCH_AXES) if (found := dividing(mesh, axes, rows))), ())
+  axes = dividing(mesh, AXES, rows) or dividing(mesh, BATCH_AXES, rows) or ()
   axes = tuple(axis for axis in axes if mesh.shape[axis] > 1)
   return axes, math.prod(mesh.shape[axis] for axis in axes)
 
@@ -115,18 +105,20 @@ def describe(rows: int, size: int, form: PairForm) -> str:
 
 
 def _divisor(rows: int, most: int) -> int:
+  """Returns the largest divisor of `rows` that is at most `most`."""
   return next(size for size in range(min(rows, most), 0, -1) if rows % size == 0)
 
 
 def _matrix(pairs: Pairs, loss: PairLoss) -> Array:
-  """The sum of the loss over the rows, from all logits at once."""
-  dots_BB = _dots(pairs.image, pairs.text)
-  logits_BB = pairs.scale * dots_BB + pairs.bias
+  """Returns the sum of the loss over the rows, from all logits at once."""
+  logits_BB = pairs.scale * _dots(pairs.image, pairs.text) + pairs.bias
   own_B = pairs.scale * _own(pairs.image, pairs.text) + pairs.bias
   valid_B = jnp.ones(len(own_B)) if pairs.mask is None else pairs.mask
-  counts_BB = _outer(valid_B, valid_B)
+  counts_BB = valid_B[:, None] * valid_B[None]
   if pairs.group is not None:
-    return _grouped(logits_BB, counts_BB > 0, (pairs.group[:, None] == pairs.group[None]) & (counts_BB > 0), loss)
+    is_counted_BB = counts_BB > 0
+    matches_BB = (pairs.group[:, None] == pairs.group[None]) & (counts_BB > 0)
+    return _grouped(logits_BB, is_counted_BB, matches_BB, loss)
   match loss:
     case PairLoss.SIGMOID:
       return jnp.where(counts_BB > 0, jax.nn.softplus(logits_BB), 0.).sum() - jnp.where(valid_B > 0, own_B, 0.).sum()
@@ -137,7 +129,7 @@ def _matrix(pairs: Pairs, loss: PairLoss) -> Array:
 
 
 def _grouped(logits_BB: Array, counts_BB: Array, matches_BB: Array, loss: PairLoss) -> Array:
-  """The sum of the loss over the rows that count, where several texts may match an image."""
+  """Returns the sum of the loss over the rows that count, where several texts may match an image."""
   match loss:
     case PairLoss.SIGMOID:
       return jnp.where(counts_BB, jax.nn.softplus(logits_BB), 0.).sum() - jnp.where(matches_BB, logits_BB, 0.).sum()
@@ -150,13 +142,13 @@ def _grouped(logits_BB: Array, counts_BB: Array, matches_BB: Array, loss: PairLo
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _ring(plan: Plan, image: Array, text: Array, scale: Array, bias: Array, mask: Array | None) -> Array:
-  """The sum of the loss over the rows, by a ring."""
+  """Returns the sum of the loss over the rows, by a ring."""
   return _forward(plan, image, text, scale, bias, mask)[0]
 
 
-def _forward(plan: Plan, *given: Any) -> tuple[Array, tuple[Any, ...]]:
-  total, sums = _on_devices(plan, _sum, given, (False, True))
-  return total, (*given, sums)
+def _forward(plan: Plan, *inputs: Any) -> tuple[Array, tuple[Any, ...]]:
+  total, sums = _on_devices(plan, _sum, inputs, (False, True))
+  return total, (*inputs, sums)
 
 
 def _backward(plan: Plan, saved: tuple[Any, ...], cotangent: Array) -> tuple[Array | None, ...]:
@@ -168,18 +160,18 @@ def _backward(plan: Plan, saved: tuple[Any, ...], cotangent: Array) -> tuple[Arr
 _ring.defvjp(_forward, _backward)
 
 
-def _on_devices(plan: Plan, function: Callable[..., Any], given: tuple[Any, ...], splits: tuple[bool, ...]) -> Any:
-  """Calls a function of the rows of one device on each; `splits` says which results have rows."""
+def _on_devices(plan: Plan, function: Callable[..., Any], inputs: tuple[Any, ...], have_rows: tuple[bool, ...]) -> Any:
+  """Calls `function(plan, *inputs)` on each device for its own rows; `have_rows` says which results have rows."""
   local = functools.partial(function, plan)
   if not plan.axes:
-    return local(*given)
+    return local(*inputs)
   rows, whole = PartitionSpec(plan.axes), PartitionSpec()
-  specs = jax.tree.map(lambda x: rows if jnp.ndim(x) else whole, given)
-  return jax.shard_map(local, in_specs=specs, out_specs=tuple(rows if one else whole for one in splits),
-                       check_vma=False)(*given)
+  in_specs = jax.tree.map(lambda x: rows if jnp.ndim(x) else whole, inputs)
+  out_specs = tuple(rows if has_rows else whole for has_rows in have_rows)
+  return jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*inputs)
 
 
-# What follows is of one device: b rows of images and of texts, or their chunks of c rows.
+# The functions below run on one device: it has b rows of images and of texts, or chunks of c of these rows.
 
 class Sums(NamedTuple):
   """The largest logit of each row or column so far, and the sum of `exp(logit - largest)`, `[b]` f32 each."""
@@ -193,7 +185,7 @@ class Sums(NamedTuple):
 
 def _sum(plan: Plan, image_bE: Array, text_bE: Array, scale: Array, bias: Array,
          mask_b: Array | None) -> tuple[Array, tuple[Array, Array] | None]:
-  """The sum of the loss over all rows of all devices, and of the softmax the logs of sums by image and by text."""
+  """Returns the sum of the loss over all rows of all devices, and for softmax the logs of sums by image and by text."""
   empty = Sums(jnp.full(len(image_bE), _LOWEST), jnp.zeros(len(image_bE)))
   is_softmax = plan.loss is PairLoss.SOFTMAX
 
@@ -201,9 +193,10 @@ def _sum(plan: Plan, image_bE: Array, text_bE: Array, scale: Array, bias: Array,
     (text, mask), columns, rows, total = carry
     following = _next(plan, (text, mask))
 
-    def chunk(carry: Any, own: tuple[Array, Array | None, Sums | None]) -> tuple[Any, Sums | None]:
+    def compare(carry: Any, of_images: tuple[Array, Array | None, Sums | None]) -> tuple[Any, Sums | None]:
+      """Compares a chunk of images with the texts that the device has now."""
       columns, total = carry
-      image, valid, rows = own
+      image, valid, rows = of_images
       logits, counts = scale * _dots(image, text) + bias, _counts(valid, mask)
       if rows is None:
         losses = jax.nn.softplus(logits)
@@ -211,7 +204,7 @@ def _sum(plan: Plan, image_bE: Array, text_bE: Array, scale: Array, bias: Array,
       logits = logits if counts is None else jnp.where(counts > 0, logits, _LOWEST)
       return (_merged(columns, logits, 0), total), _merged(rows, logits, 1)
 
-    (columns, total), rows = _chunked(plan, chunk, (columns, total), (image_bE, mask_b, rows))
+    (columns, total), rows = _chunked(plan, compare, (columns, total), (image_bE, mask_b, rows))
     return (following, _next(plan, columns), rows, total), None
 
   begin = ((text_bE, mask_b), *((empty, empty) if is_softmax else (None, None)), jnp.zeros(()))
@@ -225,10 +218,10 @@ def _sum(plan: Plan, image_bE: Array, text_bE: Array, scale: Array, bias: Array,
 
 def _pull(plan: Plan, image_bE: Array, text_bE: Array, scale: Array, bias: Array, mask_b: Array | None,
           sums: tuple[Array, Array] | None, cotangent: Array) -> tuple[Array, Array, Array, Array]:
-  """The gradients of images and texts `[b, E]` f32, and of scale and bias, whose parts of all devices are added.
+  """Returns the gradients of images and texts `[b, E]` f32, and of scale and bias, summed over all devices.
 
-  With the derivative of the loss by a logit `p_ij - 1[i = j]`, the texts travel with `sum_i p_ij x_i`, one step ahead
-  of it: what a device adds is sent while the next part is computed.
+  The derivative of the loss by a logit is `p_ij - 1[i = j]`. The texts travel around the ring one step ahead of their
+  gradient `sum_i p_ij x_i`, so that a device sends its part of the gradient while it computes the next one.
   """
   rows_b, columns_b = sums or (None, None)
   zeros = jnp.zeros(text_bE.shape, jnp.float32)
@@ -237,9 +230,10 @@ def _pull(plan: Plan, image_bE: Array, text_bE: Array, scale: Array, bias: Array
     (text, mask, columns), before, added, dimage, dscale, dbias = carry
     following, before = _next(plan, (text, mask, columns)), _next(plan, before + added)
 
-    def chunk(carry: Any, own: Any) -> tuple[Any, Array]:
+    def compare(carry: Any, of_images: Any) -> tuple[Any, Array]:
+      """Adds the gradients of a chunk of images and the texts that the device has now."""
       added, dscale, dbias = carry
-      (image, valid, rows), dimage = own
+      (image, valid, rows), dimage = of_images
       dots, counts = _dots(image, text), _counts(valid, mask)
       logits = scale * dots + bias
       if rows is None:
@@ -253,7 +247,7 @@ def _pull(plan: Plan, image_bE: Array, text_bE: Array, scale: Array, bias: Array
       return (added, dscale + (p * dots).sum(), dbias + p.sum()), dimage
 
     (added, dscale, dbias), dimage = _chunked(
-        plan, chunk, (zeros, dscale, dbias), ((image_bE, mask_b, rows_b), dimage))
+        plan, compare, (zeros, dscale, dbias), ((image_bE, mask_b, rows_b), dimage))
     return (following, before, added, dimage, dscale, dbias), None
 
   begin = ((text_bE, mask_b, columns_b), zeros, zeros, jnp.zeros(image_bE.shape), jnp.zeros(()), jnp.zeros(()))
@@ -266,25 +260,25 @@ def _pull(plan: Plan, image_bE: Array, text_bE: Array, scale: Array, bias: Array
           _summed(plan, dbias * cotangent))
 
 
-def _chunked(plan: Plan, function: Callable[[Any, Any], tuple[Any, Any]], carry: Any, own: Any) -> tuple[Any, Any]:
-  """Scans over chunks of rows; `own` has rows of this device."""
-  rows = jax.tree.leaves(own)[0].shape[0]
-  if rows == plan.chunk:
-    return function(carry, own)
-  parts = jax.tree.map(lambda x: x.reshape(rows // plan.chunk, plan.chunk, *x.shape[1:]), own)
-  carry, found = lax.scan(function, carry, parts)
-  return carry, jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), found)
+def _chunked(plan: Plan, function: Callable[[Any, Any], tuple[Any, Any]], carry: Any, rows: Any) -> tuple[Any, Any]:
+  """Scans a function over chunks of the rows of this device, a tree of arrays `[b, ...]`."""
+  num_rows = jax.tree.leaves(rows)[0].shape[0]
+  if num_rows == plan.chunk:
+    return function(carry, rows)
+  chunks = jax.tree.map(lambda x: x.reshape(num_rows // plan.chunk, plan.chunk, *x.shape[1:]), rows)
+  carry, results = lax.scan(function, carry, chunks)
+  return carry, jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), results)
 
 
 def _merged(sums: Sums, logits: Array, axis: int) -> Sums:
-  """Running sums with those of more logits, over one axis of them."""
+  """Returns running sums that include more logits, summed over one axis of them."""
   largest = jnp.maximum(sums.largest, logits.max(axis))
   more = jnp.exp(logits - jnp.expand_dims(largest, axis)).sum(axis)
   return Sums(largest, sums.total * jnp.exp(sums.largest - largest) + more)
 
 
 def _next(plan: Plan, tree: Any) -> Any:
-  """What the device before this one in the ring has."""
+  """Returns the arrays of the previous device in the ring."""
   if not plan.axes:
     return tree
   route = [(i, (i + 1) % plan.size) for i in range(plan.size)]
@@ -292,20 +286,20 @@ def _next(plan: Plan, tree: Any) -> Any:
 
 
 def _summed(plan: Plan, x: Array) -> Array:
+  """Returns the sum over the devices of the ring."""
   return lax.psum(x, plan.axes) if plan.axes else x
 
 
 def _dots(image: Array, text: Array) -> Array:
+  """Returns the products of all pairs, f32."""
   return jnp.einsum('ie,je->ij', image, text, preferred_element_type=jnp.float32)
 
 
 def _own(image: Array, text: Array) -> Array:
+  """Returns the product of each image with its own text, f32."""
   return (image.astype(jnp.float32) * text.astype(jnp.float32)).sum(-1)
 
 
 def _counts(valid: Array | None, mask: Array | None) -> Array | None:
-  return None if valid is None or mask is None else _outer(valid, mask)
-
-
-def _outer(a: Array, b: Array) -> Array:
-  return a[:, None] * b[None]
+  """Returns a number above 0 for each pair that counts, from the masks of images and texts; None = all pairs count."""
+  return None if valid is None or mask is None else valid[:, None] * mask[None]

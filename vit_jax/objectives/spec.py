@@ -1,4 +1,8 @@
-"""What a run needs to know of an objective beside the objective itself. Each kind defines it in its own file."""
+"""`Spec`: what a run needs to know of an objective beside the objective itself, such as its data and other networks.
+
+Each kind of objective defines its spec in its own file. A run makes the spec of its config (`kinds.of`), opens label
+maps or texts, builds the objective on a backbone, and then loads the weights that `begins_with` lists.
+"""
 from __future__ import annotations
 
 import abc
@@ -25,13 +29,13 @@ S = TypeVar('S')
 class Begin(NamedTuple):
   """Pretrained weights for a second network of a run, such as a teacher, whose parameters are a part of the state.
 
-  weights: their address; '' = none.
+  weights: address of the weights; '' = none.
   part: key of `extra` that has the network: `backbone`, perhaps `head` and others by name, and `state`. It is
     `parallel.sharding.TRAINED` for a network that never changes and has other shapes than the trained one.
   model: settings of the network.
   image_px: size of the images that the network sees.
-  view: of a run directory, as in `weights.loading.load`; '' = `first` if the run has that view.
-  first: see `view`.
+  view: the view of a run directory to load, such as `ema`; '' = `first` if the run has that view.
+  first: the preferred view, if `view` is ''.
   required: which weights must be given, for a message; '' = the network can also be initialized without weights.
   normalization: mean and standard deviation of its images in the config, which a warning compares with those of the
     weights; () = they follow from the weights.
@@ -71,6 +75,8 @@ class Spec(abc.ABC, Generic[S]):
   settings: S
   from_weights: ClassVar[tuple[str, ...]] = ()
   """Names of the objective's settings that `settings_from` returns."""
+  collapse_advice: ClassVar[str] = ''
+  """What to do after a collapse: a sentence without its full stop."""
 
   @abc.abstractmethod
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Objective:
@@ -120,27 +126,25 @@ class Spec(abc.ABC, Generic[S]):
     return {}
 
   def watches(self, lengths: Lengths) -> list[Watch]:
-    """Returns the metrics of the train step that raise an alarm when they are low."""
-    del lengths
-    return []
+    """Returns the alarms for metrics of the train step that are low; none with `objective.collapse.threshold` 0."""
+    settings: Any = self.settings
+    metrics = self.collapse_metrics()
+    if not metrics or not settings.collapse.threshold:
+      return []
+    collapse: schema.Collapse = settings.collapse
+    return [Watch(metric, collapse.threshold, setting='objective.collapse.threshold',
+                  lasting=lengths.steps(collapse.patience), after=lengths.steps(collapse.after),
+                  stops=collapse.action is schema.OnCollapse.STOP, advice=self.collapse_advice) for metric in metrics]
+
+  def collapse_metrics(self) -> tuple[str, ...]:
+    """Returns the names of the metrics that fall to 0 when a network collapses, if settings have `collapse`."""
+    return ()
 
   @property
   def vit(self) -> schema.ViT:
     """Settings of the backbone, for an objective on patch tokens."""
     assert isinstance(self.config.model, schema.ViT), self.config.model
     return self.config.model
-
-  @property
-  def num_patches(self) -> int:
-    """Patch tokens of an image."""
-    return vit.num_tokens(self.vit, self.config.image_px)[0]
-
-
-def alarm(collapse: schema.Collapse, metric: str, lengths: Lengths, advice: str) -> list[Watch]:
-  """Returns the alarm for a metric that falls to 0 when a network collapses; [] with a threshold of 0."""
-  return [Watch(metric, collapse.threshold, setting='objective.collapse.threshold',
-                lasting=lengths.steps(collapse.patience), after=lengths.steps(collapse.after),
-                stops=collapse.action is schema.OnCollapse.STOP, advice=advice)] if collapse.threshold else []
 
 
 def tokens(backbone: Backbone) -> tuple[TokenBackbone, schema.ViT]:

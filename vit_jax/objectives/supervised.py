@@ -8,10 +8,13 @@ from vit_jax.config.durations import Lengths
 from vit_jax.core.contracts import Backbone, View
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import class_targets, counted, split_key, weighted_mean
-from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params
 from vit_jax.models import heads
 from vit_jax.objectives import losses, spec
-from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics, with_losses
+from vit_jax.objectives.networks import STATE, Head, NetworkView, OneNetwork, init_backbone, statistics, with_losses
+
+LOSSES = {schema.Loss.SOFTMAX: losses.softmax_xent, schema.Loss.SIGMOID: losses.sigmoid_xent,
+          schema.Loss.BCE: losses.binary_xent}
 
 
 def view(backbone: Backbone, head: Head) -> NetworkView:
@@ -19,7 +22,7 @@ def view(backbone: Backbone, head: Head) -> NetworkView:
   return NetworkView(backbone, ('head',), lambda selected, features: head.apply(selected['head'], features.pooled))
 
 
-class Supervised:
+class Supervised(OneNetwork):
   """Objective: classify the image. Targets are classes, or weights over classes.
 
   With class weights the loss is `sum_i w_i l_i / sum_i w_i` over the whole batch, w_i the weight of the class of
@@ -40,42 +43,29 @@ class Supervised:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys = split_key(key, 'backbone', 'head')
-    params, state, features = init_backbone(self._backbone, keys['backbone'], batch['image'],
-                                            adds_losses=True)
+    params, state, features = init_backbone(self._backbone, keys['backbone'], batch['image'], adds_losses=True)
     head = self._head.init(keys['head'], features.pooled.shape[-1], self._num_classes)
     return {'backbone': params, 'head': head}, statistics(state)
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
     batch = counted(batch)
-    features, state = self._backbone.apply(
-        params['backbone'], extra.get(STATE, {}), batch['image'], train=True, key=key)
+    features, state = self._backbone.apply(params['backbone'], extra.get(STATE, {}), batch['image'], train=True,
+                                           key=key)
     logits_BC = self._head.apply(params['head'], features.pooled)
     targets_BC = class_targets(batch, self._num_classes)
     mask_B = batch.get('mask')
     smooth_BC = losses.smooth(losses.harden(targets_BC, self._threshold), self._smoothing)
-    loss = weighted_mean(self._per_example(logits_BC, smooth_BC), self._weights(targets_BC, mask_B))
+    loss = weighted_mean(LOSSES[self._loss](logits_BC, smooth_BC), self._weights(targets_BC, mask_B))
     metrics = {'accuracy': weighted_mean(losses.hit(logits_BC, targets_BC), mask_B)}
     return with_losses(LossOut(loss, metrics, statistics(state)), features)
 
   def _weights(self, targets_BC: Array, mask_B: Array | None) -> Array | None:
+    """Returns the weight of each example in the loss, `[B]`; None = 1."""
     if not self._class_weights:
       return mask_B
     weights_B = losses.example_weights(targets_BC, self._class_weights)
     return weights_B if mask_B is None else weights_B * mask_B
-
-  def _per_example(self, logits_BC: Array, targets_BC: Array) -> Array:
-    match self._loss:
-      case schema.Loss.SOFTMAX:
-        return losses.softmax_xent(logits_BC, targets_BC)
-      case schema.Loss.SIGMOID:
-        return losses.sigmoid_xent(logits_BC, targets_BC)
-      case schema.Loss.BCE:
-        return losses.binary_xent(logits_BC, targets_BC)
-
-  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del params, step
-    return {**extra, **stats}
 
   def views(self) -> dict[str, View]:
     return {'student': view(self._backbone, self._head)}

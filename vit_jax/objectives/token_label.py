@@ -26,12 +26,12 @@ from vit_jax.data.source import Source
 from vit_jax.data.user_files import Rules
 from vit_jax.models import heads
 from vit_jax.objectives import losses, spec
-from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics
+from vit_jax.objectives.networks import STATE, Head, NetworkView, OneNetwork, init_backbone, statistics
 
 DENSE_SHARE = 0.5  # of the tokens' logits at inference; LV-ViT
 
 
-class TokenLabel:
+class TokenLabel(OneNetwork):
   """Objective: `L = H(y_cls, softmax(z_cls)) + beta mean_n H(y_n, softmax(z_n))` (eq. 3), in nats.
 
   z_cls is `head` on the pooled features, z_n is `aux` on token n. With `mix` a box of tokens, one for each `mix_group`
@@ -39,20 +39,19 @@ class TokenLabel:
   last block; the class target is mixed in proportion to the area. Inference adds half of the largest token logit of
   each class: `z_cls + max_n z_n / 2`.
   """
+  _backbone: TokenBackbone
 
-  def __init__(self, backbone: TokenBackbone, head: Head, aux: Head, *, patch: int, num_classes: int,
-               dense_weight: float, mix: bool, label_smoothing: float, class_from_map: bool,
-               mix_group: int = 0) -> None:
-    self._backbone, self._head, self._aux, self._patch = backbone, head, aux, patch
-    self._num_classes, self._dense_weight, self._mix = num_classes, dense_weight, mix
-    self._smoothing, self._class_from_map, self._mix_group = label_smoothing, class_from_map, mix_group
+  def __init__(self, backbone: TokenBackbone, head: Head, aux: Head, settings: schema.TokenLabel, *, patch: int,
+               num_classes: int) -> None:
+    self._backbone, self._head, self._aux = backbone, head, aux
+    self._settings, self._patch, self._num_classes = settings, patch, num_classes
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     keys, image = split_key(key, 'backbone', 'head', 'aux'), batch['image']
     params, state, features = init_backbone(self._backbone, keys['backbone'], image)
-    both = {'head': self._head, 'aux': self._aux}
-    return ({'backbone': params, **{name: head.init(keys[name], features.pooled.shape[1], self._num_classes)
-                                    for name, head in both.items()}}, statistics(state))
+    heads = {name: head.init(keys[name], features.pooled.shape[1], self._num_classes)
+             for name, head in (('head', self._head), ('aux', self._aux))}
+    return {'backbone': params, **heads}, statistics(state)
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
@@ -65,23 +64,21 @@ class TokenLabel:
         backbone, exchange(tokens_BND, kept_BN), self._backbone.positions(backbone, grid), grid=grid, train=True,
         key=keys['encoder'])
     logits_BC = self._head.apply(params['head'], features.pooled)
-    smooth = smooth_map if self._class_from_map else losses.smooth
+    s = self._settings
+    smooth = smooth_map if s.class_target is schema.ClassTarget.MAP else losses.smooth
     mixed_BC = mix_by_area(class_targets(batch, self._num_classes), kept_BN)
-    class_B = losses.softmax_xent(logits_BC, smooth(mixed_BC, self._smoothing))
+    class_B = losses.softmax_xent(logits_BC, smooth(mixed_BC, s.label_smoothing))
     dense_B = self._dense(params['aux'], exchange(features.tokens, kept_BN), batch)
-    return LossOut(weighted_mean(class_B + self._dense_weight * dense_B, mask_B), {
-        'accuracy': weighted_mean(losses.hit(logits_BC, mixed_BC), mask_B),
-        'class_loss': weighted_mean(class_B, mask_B), 'dense_loss': weighted_mean(dense_B, mask_B)},
-        statistics(state))
-
-  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    del params, step
-    return {**extra, **stats}
+    loss = weighted_mean(class_B + s.dense_weight * dense_B, mask_B)
+    metrics = {'accuracy': losses.hit(logits_BC, mixed_BC), 'class_loss': class_B, 'dense_loss': dense_B}
+    means = {name: weighted_mean(values_B, mask_B) for name, values_B in metrics.items()}
+    return LossOut(loss, means, statistics(state))
 
   def views(self) -> dict[str, View]:
     return {'student': NetworkView(self._backbone, ('head', 'aux'), self._logits)}
 
   def _logits(self, selected: PyTree, features: Features) -> Array:
+    """Returns the logits of classes for inference, `[B, C]`."""
     num_images, num_tokens, width = features.tokens.shape
     dense_RC = self._aux.apply(selected['aux'], features.tokens.reshape(-1, width))
     best_BC = dense_RC.reshape(num_images, num_tokens, -1).max(1)
@@ -89,9 +86,9 @@ class TokenLabel:
 
   def _kept(self, key: Key, num_images: int, grid: tuple[int, int], mask_B: Array | None) -> Array | None:
     """Returns `[B, N] f32`, 0 where a token comes from the partner; all 1 for rows without one. None: no mixing."""
-    if not self._mix:
+    if not self._settings.mix_token:
       return None
-    groups = schema.num_groups(num_images, self._mix_group)
+    groups = schema.num_groups(num_images, self._settings.mix_group)
     keys = jax.random.split(key, groups) if groups > 1 else key[None]
     kept_GN = jax.vmap(lambda one: draw_kept(one, grid))(keys)
     kept_BN = jnp.broadcast_to(kept_GN[:, None], (groups, num_images // groups, kept_GN.shape[1])).reshape(
@@ -102,7 +99,7 @@ class TokenLabel:
     """Returns the mean cross-entropy of the tokens with a target, `[B]`."""
     logits_RC = self._aux.apply(aux, tokens_BND.reshape(-1, tokens_BND.shape[-1]))
     targets_BNC = batch['token_targets']
-    targets_RC = smooth_map(targets_BNC, self._smoothing).reshape(logits_RC.shape)
+    targets_RC = smooth_map(targets_BNC, self._settings.label_smoothing).reshape(logits_RC.shape)
     nll_BN = losses.softmax_xent(logits_RC, targets_RC).reshape(tokens_BND.shape[:2])
     counts_BN = (targets_BNC.sum(-1) > 0).astype(jnp.float32)
     return (nll_BN * counts_BN).sum(1) / jnp.maximum(counts_BN.sum(1), 1)
@@ -111,9 +108,7 @@ class TokenLabel:
 def smooth_map(targets: Array, amount: float) -> Array:
   """Smooths targets of maps over the last axis C, `(1 - amount + amount / C) targets + amount / C`.
 
-  The authors' code does so.
-
-  Their sum is `1 + amount / C`: the code multiplies by the value that a true class has after smoothing.
+  The sum is `1 + amount / C`: the authors' code multiplies by the value that a true class has after smoothing.
   """
   off = amount / targets.shape[-1]
   return (1. - amount + off) * targets + off if amount else targets
@@ -144,12 +139,9 @@ class Spec(spec.Spec[schema.TokenLabel]):
   """Builds `TokenLabel` from a config, with the label maps of its examples."""
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> TokenLabel:
-    s, (encoder, model) = self.settings, spec.tokens(backbone)
-    return TokenLabel(
-        encoder, heads.build(self.config.head, self.config.model),
-        heads.build(schema.Head(), self.config.model), patch=model.patch, num_classes=num_classes,
-        dense_weight=s.dense_weight, mix=s.mix_token, label_smoothing=s.label_smoothing,
-        class_from_map=self._class_from_map, mix_group=s.mix_group)
+    encoder, model = spec.tokens(backbone)
+    head, aux = heads.build(self.config.head, model), heads.build(schema.Head(), model)
+    return TokenLabel(encoder, head, aux, self.settings, patch=model.patch, num_classes=num_classes)
 
   def open_maps(self, source: Source) -> answers.Answers:
     s = self.settings
@@ -158,12 +150,9 @@ class Spec(spec.Spec[schema.TokenLabel]):
 
   def targets(self) -> token_targets.Targets:
     px, patch = self.config.image_px, self.vit.patch
-    return token_targets.Targets(self.settings.map_grid, (px[0] // patch, px[1] // patch), self._class_from_map)
+    return token_targets.Targets(self.settings.map_grid, (px[0] // patch, px[1] // patch),
+                                 self.settings.class_target is schema.ClassTarget.MAP)
 
   def batch_shapes(self) -> Shapes:
     shape = (self.settings.map_grid[0] * self.settings.map_grid[1], self.settings.top)
     return {'token_labels': (shape, np.int32), 'token_scores': (shape, np.float32)}
-
-  @property
-  def _class_from_map(self) -> bool:
-    return self.settings.class_target is schema.ClassTarget.MAP

@@ -19,7 +19,7 @@ from vit_jax.core import documents, trees
 from vit_jax.core.errors import UserError, redacted
 from vit_jax.core.types import HostArray, Params
 from vit_jax.models import backbones, heads
-from vit_jax.models.mae_decoder import Decoder
+from vit_jax.models.decoders import Decoder
 from vit_jax.weights import (
   addresses,
   branches,

@@ -26,7 +26,7 @@ from vit_jax.core.types import Params
 from vit_jax.data.text import prompts, tokenizer
 from vit_jax.data.text.tokenizer import CLIP, SIGLIP, TIPS
 from vit_jax.models import cost
-from vit_jax.models.text.tower import TextTower
+from vit_jax.models.text_tower import TextTower
 from vit_jax.objectives import contrastive
 from vit_jax.weights import addresses, files, infer, loading, runs, sidecars, tables
 from vit_jax.weights.families import flax

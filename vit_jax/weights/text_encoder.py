@@ -16,7 +16,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, Params, PyTree
 from vit_jax.data.text.tokenizer import Tokenizer
 from vit_jax.models import heads
-from vit_jax.models.text.tower import TextTower
+from vit_jax.models.text_tower import TextTower
 from vit_jax.objectives import contrastive
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding

@@ -82,7 +82,7 @@ class Mlp(MlpSettings):
   bias: bool = True         # the matrices have a bias
   inner_norm: bool = False  # a norm before the second matrix
   kernel: MlpKernel = MlpKernel.AUTO
-  implementation: ClassVar[str] = 'vit_jax.models.vit.mlp:Mlp'
+  implementation: ClassVar[str] = 'vit_jax.models.vit.block:Mlp'
   layers: ClassVar[tuple[str, ...]] = ('mlp/up', 'mlp/down')
 
   def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
@@ -99,7 +99,7 @@ class SwiGlu(MlpSettings):
   hidden: int = ranged(2048, COUNT)  # width between the matrices
   bias: bool = True         # the matrices have a bias (AIMv2: none)
   inner_norm: bool = False  # a norm before the last matrix (EVA-02 B and L)
-  implementation: ClassVar[str] = 'vit_jax.models.vit.mlp:SwiGlu'
+  implementation: ClassVar[str] = 'vit_jax.models.vit.block:SwiGlu'
   layers: ClassVar[tuple[str, ...]] = ('mlp/up', 'mlp/down', 'mlp/gate')
 
 

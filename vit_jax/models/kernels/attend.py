@@ -1,28 +1,28 @@
-"""The weighted sum of attention (ViT paper, Appendix A, eqs. 6 and 7): a plain form, fast ones, and their choice.
+"""The weighted sum of attention (ViT paper, Appendix A, eqs. 6 and 7): a plain form, fast forms, and their choice.
 
-All compute the same; `attend` chooses the one in use where the weights themselves are not needed. XLA's fast form,
-`xla_attend`, runs everywhere. It differs from the plain one in that weights are kept before they are divided by their
-sum, in the compute dtype, and that its gradient is written by hand: it needs the weights, the result and the sums, and
-`sum_k p dp = sum_k o do`. What else differs is chosen when a program is lowered for a platform:
+All forms compute the same; `attend` chooses one where the weights themselves are not needed. XLA's fast form,
+`xla_attend`, runs everywhere. Unlike the plain form, it keeps the weights in the compute dtype, before they are divided
+by their sum, and its gradient is written by hand from the weights p, the result o and the sums, with
+`sum_k p dp = sum_k o do`. The rest is chosen when a program is lowered for a platform:
 
   CPU: heads before tokens, so that each product is one of plain matrices.
-  elsewhere, found by reading the compiled programs of a TPU: logits lie keys first, `[B, A, M, Q]`, so that products of
-    64 wide heads need no transposed copy of the weights. Their sum comes out of the product with the values, to which
-    a column of ones is appended: a head's width is padded to 128 there anyway.
+  elsewhere: logits lie keys first, `[B, A, M, Q]`, so that products of heads with 64 channels need no transposed copy
+    of the weights (seen in compiled programs of a TPU). The sum of the weights comes out of the product with the
+    values, to which a column of ones is appended: the width of a head is padded to 128 there anyway.
   TPU v6e, if the mesh is of it: likewise, but logits and their maxima are kept in place of weights, as arrays of their
     own. Each product then computes the weights while it reads the logits, and no pass over memory writes them. On v4
-    and v5e that gains nothing.
+    and v5e this gains nothing.
 
 Two kernels are written for one kind of device:
 
   cudnn: the fused kernel of cuDNN, for NVIDIA GPUs. It works on an even number of tokens, but not on `n · 128 + 64`.
   fused: the project's kernel in Pallas (`fused_attention.py`), for TPUs from v4 on. It works on whole images.
 
-Neither keeps the weights for the backward pass: both compute them again, cuDNN from what softmax divided by. With
-`Remat.NAMES` fused saves its result; what cuDNN would save has no name, so its forward pass runs twice. XLA cannot
-partition a kernel for several devices, so that each device runs it on its own images and heads.
+Neither keeps the weights for the backward pass: both compute them again, cuDNN from the divisors of softmax. With
+`Remat.NAMES`, `fused` saves its result; the values that cuDNN would save have no name, so its forward pass runs twice.
+XLA cannot partition a kernel for several devices, so that each device runs it on its own images and heads.
 
-Knows nothing of parameters, positions or dropout.
+This module knows nothing of parameters, positions or dropout.
 """
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
@@ -46,8 +45,8 @@ from vit_jax.models.kernels.fused_attention import LANES
 from vit_jax.parallel import kernels
 
 Saved = tuple[Array, ...]
-"""Query, key, value, and what `_keys_first` gives; on a CPU what `_heads_first` gives, which has the same shapes. Or
-what `_logits_first` gives, which is one array more."""
+"""Arrays for the backward pass: query, key, value, and the results of `_keys_first` or `_heads_first` (6 arrays), or of
+`_logits_first` (7 arrays)."""
 KEEPS_LOGITS = 'TPU v6'
 """Kind of the devices that keep logits and not weights."""
 HEAD_AXES = ('tensor',)
@@ -55,7 +54,7 @@ HEAD_AXES = ('tensor',)
 
 
 def attention_weights(query: Array, key: Array, *, relative: Array | None = None) -> Array:
-  """`softmax((q k^T + R) / sqrt(K))` over the keys (eq. 6, and Appendix D.4 for R).
+  """Returns `softmax((q k^T + R) / sqrt(K))` over the keys (eq. 6, and Appendix D.4 for R).
 
   Args:
     query: `[B, Q, A, K]`, any float dtype.
@@ -72,18 +71,18 @@ def attention_weights(query: Array, key: Array, *, relative: Array | None = None
 
 
 def combine(weights: Array, value: Array) -> Array:
-  """`A v` (eq. 7): weights `[B, A, Q, M]` f32 and value `[B, M, A, K]` to `[B, Q, A, K]`, value's dtype."""
+  """Returns `A v` (eq. 7): weights `[B, A, Q, M]` f32 and value `[B, M, A, K]` to `[B, Q, A, K]`, value's dtype."""
   return jnp.einsum('baqm,bmak->bqak', weights.astype(value.dtype), value)
 
 
 def plain_attend(query: Array, key: Array, value: Array) -> Array:
-  """Attention of `[B, Q, A, K]` queries to `[B, M, A, K]` keys and values; `[B, Q, A, K]`."""
+  """Returns attention of `[B, Q, A, K]` queries to `[B, M, A, K]` keys and values; `[B, Q, A, K]`."""
   return combine(attention_weights(query, key), value)
 
 
 @jax.custom_vjp
 def xla_attend(query: Array, key: Array, value: Array) -> Array:
-  """Equal to `plain_attend` up to rounding; reverse-mode differentiation only.
+  """Returns `plain_attend` up to rounding; reverse-mode differentiation only.
 
   Products accumulate in f32; logits, weights and their sum are rounded to the compute dtype. The result is named
   `attention` for rematerialization.
@@ -110,13 +109,13 @@ def _backward(saved: Saved, dmixed: Array) -> tuple[Array, Array, Array]:
 
 
 def _keys_first(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
-  """Weights before division `[B, A, M, Q]`, one over their sums `[B, A, 1, Q]` f32, and the result `[B, A, K, Q]`."""
+  """Returns undivided weights `[B, A, M, Q]`, 1 / their sums `[B, A, 1, Q]` f32, and the result `[B, A, K, Q]`."""
   weights_BAMQ = _weights(*_logits(query, key))
   return weights_BAMQ, *_mix(weights_BAMQ, value)
 
 
 def _logits_first(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array, Array]:
-  """Logits `[B, A, M, Q]`, their maxima `[B, A, 1, Q]`, and all but the weights of `_keys_first`.
+  """Returns logits `[B, A, M, Q]`, their maxima `[B, A, 1, Q]`, and the results of `_keys_first` without the weights.
 
   The barrier makes arrays of both: without one, the compiler computes the maxima again wherever they are used, for
   which it writes the weights in a pass of its own.
@@ -126,18 +125,18 @@ def _logits_first(query: Array, key: Array, value: Array) -> tuple[Array, Array,
 
 
 def _logits(query: Array, key: Array) -> tuple[Array, Array]:
-  """Logits `[B, A, M, Q]` and their maxima `[B, A, 1, Q]`, in the compute dtype."""
+  """Returns logits `[B, A, M, Q]` and their maxima `[B, A, 1, Q]`, in the compute dtype."""
   logits_BAMQ = jnp.einsum('bmak,bqak->bamq', key, scaled(query))
   return logits_BAMQ, jax.lax.stop_gradient(logits_BAMQ.max(2, keepdims=True))
 
 
 def _weights(logits: Array, largest: Array) -> Array:
-  """Weights before division, in the dtype of the logits."""
+  """Returns weights before division, in the dtype of the logits."""
   return jnp.exp((logits - largest).astype(jnp.float32)).astype(logits.dtype)
 
 
 def _mix(weights_BAMQ: Array, value: Array) -> tuple[Array, Array]:
-  """One over the sums of the weights `[B, A, 1, Q]` f32, and the result `[B, A, K, Q]`."""
+  """Returns 1 / the sums of the weights, `[B, A, 1, Q]` f32, and the result `[B, A, K, Q]`."""
   dtype = value.dtype
   with_ones = jnp.concatenate([value, jnp.ones((*value.shape[:-1], 1), dtype)], axis=-1)
   sums_BAJQ = jnp.einsum('bmak,bamq->bakq', with_ones, weights_BAMQ)
@@ -148,6 +147,7 @@ def _mix(weights_BAMQ: Array, value: Array) -> tuple[Array, Array]:
 
 def _pull_keys_first(query: Array, key: Array, value: Array, weights_BAMQ: Array, inverse_BA1Q: Array,
                      mixed_BAKQ: Array, dmixed: Array) -> tuple[Array, Array, Array]:
+  """Returns the gradients of query, key and value from the arrays that `_keys_first` returned."""
   dtype = query.dtype
   dmixed_BAKQ = dmixed.transpose(0, 2, 3, 1).astype(jnp.float32) * inverse_BA1Q
   shared_BA1Q = (dmixed_BAKQ * mixed_BAKQ.astype(jnp.float32)).sum(2, keepdims=True)
@@ -160,7 +160,7 @@ def _pull_keys_first(query: Array, key: Array, value: Array, weights_BAMQ: Array
 
 
 def _heads_first(query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
-  """The same as `_keys_first`, each with its last two axes in the other order, `_swapped`."""
+  """Returns the results of `_keys_first`, each with its last two axes in the other order, `_swapped`."""
   query_BAQK, key_BAMK, value_BAMK = _by_head(scaled(query)), _by_head(key), _by_head(value)
   logits_BAQM = jnp.einsum('baqk,bamk->baqm', query_BAQK, key_BAMK)
   largest_BAQ1 = jax.lax.stop_gradient(logits_BAQM.max(3, keepdims=True))
@@ -172,6 +172,7 @@ def _heads_first(query: Array, key: Array, value: Array) -> tuple[Array, Array, 
 
 def _pull_heads_first(query: Array, key: Array, value: Array, weights: Array, inverse: Array, mixed: Array,
                       dmixed: Array) -> tuple[Array, Array, Array]:
+  """Returns the gradients of query, key and value from the arrays that `_heads_first` returned."""
   dtype = query.dtype
   weights_BAQM, inverse_BAQ1, mixed_BAQK = _swapped(weights), _swapped(inverse), _swapped(mixed)
   dmixed_BAQK = _by_head(dmixed).astype(jnp.float32) * inverse_BAQ1
@@ -186,17 +187,17 @@ def _pull_heads_first(query: Array, key: Array, value: Array, weights: Array, in
 
 
 def _by_head(x: Array) -> Array:
-  """`[B, M, A, K]` to `[B, A, M, K]`, and back."""
+  """Returns `[B, M, A, K]` as `[B, A, M, K]`; it is its own inverse."""
   return x.transpose(0, 2, 1, 3)
 
 
 def _swapped(x: Array) -> Array:
-  """`[B, A, I, J]` called `[B, A, J, I]`, without a number moving: branches for platforms must agree in shapes."""
+  """Returns numbers `[B, A, I, J]` in the same order as `[B, A, J, I]`: branches for platforms must agree in shapes."""
   return x.reshape(*x.shape[:2], x.shape[3], x.shape[2])
 
 
 def scaled(x: Array) -> Array:
-  """`x / sqrt(K)`, computed in f32, in the dtype of `x`."""
+  """Returns `x / sqrt(K)`, computed in f32, in the dtype of `x`."""
   return (x.astype(jnp.float32) * x.shape[-1] ** -.5).astype(x.dtype)
 
 
@@ -207,17 +208,18 @@ _xla_traced_once = jax.jit(xla_attend, inline=True)  # for each shape and mesh
 
 
 def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel, num_keys: int = 0) -> Array:
-  """Equal to `plain_attend` of the first `num_keys` keys up to rounding; reverse-mode differentiation only.
+  """Returns `plain_attend` of the first `num_keys` keys up to rounding; reverse-mode differentiation only.
 
-  A kernel is used where the current mesh is of devices that it is for. Elsewhere, and without a mesh, as for single
-  images, exported networks and initial parameters, XLA's form is used.
+  The kernel is used if it is for the devices of the current mesh. Elsewhere, and without a mesh (single images,
+  exported networks and initial parameters), XLA's form is used.
   """
   assert num_keys in (0, key.shape[1]) or padded_tokens(kernel, num_keys) == key.shape[1], (kernel, num_keys, key.shape)
   is_for_mesh = bool(kernel.platform) and numerics.mesh_platform() == kernel.platform
   if is_for_mesh and kernel is AttentionKernel.CUDNN:
-    if not (wrong_text := kernels.half_tile_problem(key.shape[1])):
+    problem = kernels.half_tile_problem(key.shape[1])
+    if not problem:
       return on_each_device(functools.partial(cudnn, num_keys=num_keys), query, key, value)
-    kernels.log_once(f'attention.kernel=cudnn does not apply, and XLA computes attention: {wrong_text}.')
+    kernels.log_once(f'attention.kernel=cudnn does not apply, and XLA computes attention: {problem}.')
   elif is_for_mesh:
     shape = fused_attention.Shape(*query.shape[1:])
     if key.shape == query.shape and is_fused(kernel, shape, query.dtype):
@@ -228,33 +230,33 @@ def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel, n
 
 
 def is_fused(kernel: AttentionKernel, shape: fused_attention.Shape, dtype: DTypeLike) -> bool:
-  """Whether the fused kernel is chosen, and runs on the devices of the current mesh."""
+  """Returns whether the fused kernel is chosen, and runs on the devices of the current mesh."""
   if kernel is not AttentionKernel.FUSED or numerics.mesh_platform() != kernel.platform:
     return False
   mesh, itemsize = jax.sharding.get_abstract_mesh(), jnp.dtype(dtype).itemsize
-  wrong_text = fused_problem(mesh, shape, itemsize)
-  if wrong_text and not fused_problem(mesh, shape._replace(tokens=1), itemsize):  # others `forms.check_devices` logs
+  problem = fused_problem(mesh, shape, itemsize)
+  if problem and not fused_problem(mesh, shape._replace(tokens=1), itemsize):  # others `forms.check_devices` logs
     kernels.log_once('attention.kernel=fused does not apply, and XLA computes attention, as with kernel=xla: '
-                     f'{wrong_text}.')
-  return not wrong_text
+                     f'{problem}.')
+  return not problem
 
 
 def fused_vmem_bytes(mesh: Mesh | AbstractMesh) -> int:
-  """On-chip memory of a mesh's TPUs that the fused kernel may use."""
+  """Returns the bytes of on-chip memory of a mesh's TPUs that the fused kernel may use."""
   device = mesh.abstract_mesh.abstract_device
   is_small = device is None or 'v4' in device.device_kind.lower()
   return fused_attention.SMALL_VMEM if is_small else fused_attention.LARGE_VMEM
 
 
 def fused_problem(mesh: Mesh | AbstractMesh, shape: fused_attention.Shape, itemsize: int) -> str:
-  """What the fused kernel needs and does not have, on TPUs of a mesh; '' if it runs there."""
+  """Returns why the fused kernel does not run on TPUs of a mesh; '' if it does."""
   device = mesh.abstract_mesh.abstract_device
   kind = device.device_kind if device else ''
-  places = prod(mesh.shape[axis] for axis in HEAD_AXES if axis in mesh.axis_names)
-  own = shape._replace(heads=shape.heads // places) if shape.heads % places == 0 else shape
+  num_parts = prod(mesh.shape[axis] for axis in HEAD_AXES if axis in mesh.axis_names)
+  own = shape._replace(heads=shape.heads // num_parts) if shape.heads % num_parts == 0 else shape
   need = own.vmem_bytes(itemsize)
-  if wrong_text := kernels.fused_heads_problem(shape.channels, kind):
-    return wrong_text
+  if problem := kernels.fused_heads_problem(shape.channels, kind):
+    return problem
   if own.heads * own.channels % LANES:
     return f'{own.heads} heads of {own.channels} channels on a device do not fill tiles of {LANES}'
   if need > fused_vmem_bytes(mesh):
@@ -263,32 +265,38 @@ def fused_problem(mesh: Mesh | AbstractMesh, shape: fused_attention.Shape, items
 
 
 def attend_projected(inputs: tuple[Array, ...], biases: Array, *, heads: int) -> Array:
-  """`fused_attention.attend` of the images and heads of each device; `inputs`: query, key, value, all `[B, N, D]`."""
+  """Returns `fused_attention.attend` by each device for its own images and heads.
+
+  `inputs` are query, key and value, all `[B, N, D]`; `biases` are `[3, D]`.
+  """
   mesh, (query, key, value) = jax.sharding.get_abstract_mesh(), inputs
-  images = numerics.dividing(mesh, numerics.BATCH_AXES, query.shape[0])
-  own = numerics.dividing(mesh, HEAD_AXES, heads)
-  spec, places = PartitionSpec(images, None, own), prod(mesh.shape[axis] for axis in own or ())
+  image_axes = numerics.dividing(mesh, numerics.BATCH_AXES, query.shape[0])
+  head_axes = numerics.dividing(mesh, HEAD_AXES, heads)
+  spec = PartitionSpec(image_axes, None, head_axes)
+  own_heads = heads // prod(mesh.shape[axis] for axis in head_axes or ())
   vmem_bytes = fused_vmem_bytes(mesh)
 
   def form(query: Array, key: Array, value: Array, biases: Array) -> Array:
-    return fused_attention.attend(query, key, value, biases, heads // places, vmem_bytes)
+    return fused_attention.attend(query, key, value, biases, own_heads, vmem_bytes)
 
-  return jax.shard_map(form, in_specs=(spec,) * 3 + (PartitionSpec(None, own),), out_specs=spec,
+  return jax.shard_map(form, in_specs=(spec,) * 3 + (PartitionSpec(None, head_axes),), out_specs=spec,
                        check_vma=False)(query, key, value, biases)
 
 
 def padded_tokens(kernel: AttentionKernel, num_tokens: int) -> int:
-  """Number of tokens with those that fill them up for a kernel on the devices of the current mesh."""
+  """Returns the number of tokens with the padding that a kernel needs on the devices of the current mesh."""
   is_used = kernel is AttentionKernel.CUDNN and numerics.mesh_platform() == kernel.platform
-  return num_tokens + (num_tokens % 2 if is_used and not kernels.half_tile_problem(num_tokens) else 0)
+  if is_used and not kernels.half_tile_problem(num_tokens):
+    return num_tokens + num_tokens % 2
+  return num_tokens
 
 
 def cudnn(query: Array, key: Array, value: Array, *, num_keys: int = 0) -> Array:
-  """`[B, Q, A, K]` queries to `[B, M, A, K]` keys and values, bf16, on one GPU; `[B, Q, A, K]`.
+  """Returns attention of `[B, Q, A, K]` queries to `[B, M, A, K]` keys and values, bf16, on one GPU; `[B, Q, A, K]`.
 
-  jax 0.10.2 refuses the gradient for odd numbers of tokens (197 with the class token), which cuDNN itself does not: it
-  mistakes a placeholder for a bias. They are made even; the kernel gets the number of keys that count. The gradients of
-  the other keys and values are zero.
+  jax 0.10.2 refuses the gradient for odd numbers of tokens (197 with the class token), as it mistakes a placeholder for
+  a bias; cuDNN itself does not. Numbers are made even here, and the kernel gets the number of keys that count. The
+  gradients of the other keys and values are zero.
 
   Args:
     query, key, value: of the images and heads of one GPU.
@@ -302,7 +310,7 @@ def cudnn(query: Array, key: Array, value: Array, *, num_keys: int = 0) -> Array
 
 
 def on_each_device(form: Callable[[Array, Array, Array], Array], query: Array, key: Array, value: Array) -> Array:
-  """`form` of the images and heads that each device of the current mesh holds.
+  """Returns the result of `form`, which each device of the current mesh computes for its own images and heads.
 
   An axis of the mesh that does not divide them is left out: all its devices then compute the same.
   """
@@ -310,9 +318,3 @@ def on_each_device(form: Callable[[Array, Array, Array], Array], query: Array, k
   spec = PartitionSpec(numerics.dividing(mesh, numerics.BATCH_AXES, query.shape[0]), None,
                        numerics.dividing(mesh, HEAD_AXES, query.shape[2]), None)
   return jax.shard_map(form, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)(query, key, value)
-
-
-def unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
-  """Why the fused kernel does not compute attention in training; '' if it does. Of tokens only the images are known."""
-  wrong_text = kernels.unfused_attention(model)
-  return wrong_text or fused_problem(mesh, fused_attention.Shape(1, model.heads, model.width // model.heads), 2)

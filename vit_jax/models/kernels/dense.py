@@ -1,7 +1,7 @@
-"""The affine map of all layers, `y = x W + b`: plain, with a gradient written by hand, or quantized; and its input.
+"""The affine map of all layers, `y = x W + b`: plain, with a gradient written by hand, or quantized; and shared inputs.
 
-The first two forms compute the same; the second is the one in use. What is fastest differs by platform and is chosen
-when a program is lowered for one:
+The first two forms compute the same; networks use the second. The fastest order of axes differs by platform, and is
+chosen when a program is lowered for one:
 
   CPU: rows first, `[rows, in]` times `[in, out]`. Autodiff gives the gradient of a stack of layers through transposed
     copies of the residual gradient; XLA's CPU compiler fuses these copies into all their users and so computes the sum
@@ -26,8 +26,8 @@ holds them, and s(a) the scales:
 
 The gradient of a kernel sums over all tokens of a batch, and keeps its precision for that reason: it is SwitchBack
 (arXiv 2304.13013, section 2.2), with a scale for each output of the kernel in place of one for all. int8 is summed in
-int32, without rounding; fp8 is float8_e4m3fn, for gradients too, and is summed in f32. What is rounded away has the
-gradient of what is kept. Knows nothing of parameters or modules.
+int32, without rounding; fp8 is float8_e4m3fn, for gradients too, and is summed in f32. Rounding has the gradient of the
+identity. This module knows nothing of parameters.
 """
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FUSE_GRADIENT = ('TPU v5 lite', 'TPU v6 lite')
 
 
 def plain_dense(x: Array, kernel: Array, bias: Array) -> Array:
-  """`y[r, o] = sum_i x[r, i] W[i, o] + b[o]`, where `r`, `i` and `o` may each be several axes.
+  """Returns `y[r, o] = sum_i x[r, i] W[i, o] + b[o]`, where `r`, `i` and `o` may each be several axes.
 
   Args:
     x: `[*rows, *in]`.
@@ -68,11 +68,12 @@ def plain_dense(x: Array, kernel: Array, bias: Array) -> Array:
 
 @jax.custom_vjp
 def dense(x: Array, kernel: Array, bias: Array) -> Array:
-  """Equal to `plain_dense`; reverse-mode differentiation only."""
+  """Returns `plain_dense`; reverse-mode differentiation only."""
   return lax.platform_dependent(x, kernel, bias, cpu=_rows_first, cuda=_rows_first, default=plain_dense)
 
 
 def _rows_first(x: Array, kernel: Array, bias: Array) -> Array:
+  """Returns the product of matrices `[rows, in]` and `[in, out]`, with the shape of `plain_dense`."""
   lead = x.ndim - (kernel.ndim - bias.ndim)
   y = plain_dense(x.reshape(prod(x.shape[:lead]), -1), kernel.reshape(-1, bias.size), bias.reshape(-1))
   return y.reshape(*x.shape[:lead], *bias.shape)
@@ -83,7 +84,7 @@ def _forward(x: Array, kernel: Array, bias: Array) -> tuple[Array, tuple[Array, 
 
 
 def _backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array, Array]:
-  """`dx = dy W^T`, `dW = x^T dy`, `db = sum_r dy` (the sum in f32)."""
+  """Returns `dx = dy W^T`, `dW = x^T dy`, `db = sum_r dy` (the sum in f32)."""
   return lax.platform_dependent(*saved, dy, cpu=_pull_rows_first, cuda=_pull_rows_first, default=_pull)
 
 
@@ -111,7 +112,7 @@ dense.defvjp(_forward, _backward)
 
 
 def plain_shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
-  """The input of several products, once for each.
+  """Returns the input of several products, once for each.
 
   Args:
     x: `[*rows, D]`, f32 or the compute dtype.
@@ -119,14 +120,15 @@ def plain_shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
     count: number of products.
 
   Returns:
-    So many times `x`.
+    `count` times `x`.
   """
   return (x,) * count
 
 
 def shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
-  """Equal to `plain_shared`, but on TPUs in `dtype`, with gradients that are summed in f32; reverse-mode only there."""
-  if (platform := numerics.mesh_platform()) not in ('gpu', 'tpu'):
+  """Returns `plain_shared`, but on GPUs and TPUs in `dtype`, with gradients summed in f32; reverse-mode only there."""
+  platform = numerics.mesh_platform()
+  if platform not in ('gpu', 'tpu'):
     return plain_shared(x, dtype, count)
   is_whole = platform == 'tpu' and not any(kind in numerics.mesh_device_kind() for kind in FUSE_GRADIENT)
   return _materialized(x, dtype, count, is_whole)
@@ -134,7 +136,7 @@ def shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _materialized(x: Array, dtype: DTypeLike, count: int, is_whole: bool) -> tuple[Array, ...]:
-  """`is_whole`: whether the gradient is an array of its own, too."""
+  """Returns `count` times `x`, as one array; `is_whole`: whether its gradient is an array of its own, too."""
   return (lax.optimization_barrier(x.astype(dtype)),) * count
 
 
@@ -143,15 +145,18 @@ def _share(x: Array, dtype: DTypeLike, count: int, is_whole: bool) -> tuple[tupl
 
 
 def _collect(dtype: DTypeLike, count: int, is_whole: bool, like: Array, dys: tuple[Array, ...]) -> tuple[Array]:
+  """Returns the sum of the gradients of all products, in the dtype of `like`."""
   total = sum((dy.astype(jnp.float32) for dy in dys[1:]), dys[0].astype(jnp.float32))
-  return ((lax.optimization_barrier(total.astype(dtype)) if is_whole else total).astype(like.dtype),)
+  if is_whole:
+    total = lax.optimization_barrier(total.astype(dtype))
+  return (total.astype(like.dtype),)
 
 
 _materialized.defvjp(_share, _collect)
 
 
 class Narrow(NamedTuple):
-  """A dtype of quantized entries: its largest value, and the dtype that products are summed in."""
+  """A dtype of quantized entries, its largest value, and the dtype that products are summed in."""
   dtype: DTypeLike
   largest: float
   sums: DTypeLike
@@ -175,7 +180,7 @@ def quantized(x: Array, axes: range, narrow: Narrow) -> tuple[Array, Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def quantized_dense(x: Array, kernel: Array, bias: Array, how: Quantize) -> Array:
-  """`y[r, o] = sum_i x[r, i] W[i, o] + b[o]`, with quantized products; reverse-mode differentiation only.
+  """Returns `y[r, o] = sum_i x[r, i] W[i, o] + b[o]`, with quantized products; reverse-mode differentiation only.
 
   Args:
     x: `[*rows, *in]`.
@@ -200,7 +205,7 @@ def _quantized_forward(x: Array, kernel: Array, bias: Array, how: Quantize) -> t
 
 
 def _quantized_backward(how: Quantize, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array, Array]:
-  """The three gradients; the bias is summed in f32."""
+  """Returns the gradients of input, kernel and bias; that of the bias is summed in f32."""
   (x, kernel), narrow = saved, NARROW[how]
   num_in = (x.ndim + kernel.ndim - dy.ndim) // 2
   rows, outputs = range(x.ndim - num_in), range(num_in, kernel.ndim)

@@ -19,10 +19,11 @@ from vit_jax.config.schema import AttentionKernel, Kernels, MlpKernel, Quantize,
 from vit_jax.config.schema.vit import OLD_CUDNN_WIDTH
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
-from vit_jax.models.kernels import attend, dense, fused_mlp, norm_act
-from vit_jax.parallel.kernels import HOPPER, LEAST_CAPABILITY
+from vit_jax.models.kernels import attend, dense, fused_attention, fused_mlp, norm_act
+from vit_jax.parallel.kernels import HOPPER, LEAST_CAPABILITY, unfused_attention, unfused_mlp
 
 log = logging.getLogger('vit_jax.models')
+BF16_BYTES = 2
 
 
 class Forms(NamedTuple):
@@ -39,24 +40,25 @@ class Forms(NamedTuple):
 
 
 def _plain_attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel, num_keys: int = 0) -> Array:
+  """Returns `plain_attend` with the arguments of `attend.attend`; there is no kernel and no padding."""
   assert not kernel.platform and not num_keys, (kernel, num_keys)
   return checkpoint_name(attend.plain_attend(query, key, value), 'attention')
 
 
 def _once(form: Callable[..., Array], *static: int) -> Callable[..., Array]:
-  """The form, traced once for each shape, and written into the program of each layer as if there were no `jit`."""
+  """Returns a form that is traced once for each shape, and inlined in the program of each layer as without `jit`."""
   return jax.jit(form, static_argnums=static, inline=True)
 
 
 _FAST_DENSE, _PLAIN_DENSE = _once(dense.dense), _once(dense.plain_dense)
-FAST = Forms(_FAST_DENSE, _FAST_DENSE, dense.shared, _once(norm_act.layer_norm, 3), _once(norm_act.gelu, 1),
-             attend.attend)
-PLAIN = Forms(_PLAIN_DENSE, _PLAIN_DENSE, dense.plain_shared, _once(norm_act.plain_layer_norm, 3),
-              _once(norm_act.plain_gelu, 1), _plain_attend)
+FAST = Forms(dense=_FAST_DENSE, low_rank=_FAST_DENSE, shared=dense.shared, layer_norm=_once(norm_act.layer_norm, 3),
+             gelu=_once(norm_act.gelu, 1), attend=attend.attend)
+PLAIN = Forms(dense=_PLAIN_DENSE, low_rank=_PLAIN_DENSE, shared=dense.plain_shared,
+              layer_norm=_once(norm_act.plain_layer_norm, 3), gelu=_once(norm_act.plain_gelu, 1), attend=_plain_attend)
 
 
 def _quantized(how: Quantize) -> Forms:
-  """The fast forms with quantized products; `dense` is a function of its own, as a trace is kept for each function."""
+  """Returns the fast forms with quantized products; `dense` is a new function, as traces are kept by function."""
 
   def form(x: Array, kernel: Array, bias: Array) -> Array:
     return dense.quantized_dense(x, kernel, bias, how)
@@ -68,7 +70,7 @@ QUANTIZED = {how: _quantized(how) for how in dense.NARROW}
 
 
 def select(kernels: Kernels, quantize: Quantize = Quantize.NONE) -> Forms:
-  """The forms that a network with these settings computes with; only the fast ones can be quantized."""
+  """Returns the forms that a network with these settings computes with; only the fast ones can be quantized."""
   assert kernels is Kernels.FAST or quantize is Quantize.NONE, (kernels, quantize)
   return QUANTIZED.get(quantize) or {Kernels.FAST: FAST, Kernels.PLAIN: PLAIN}[kernels]
 
@@ -76,7 +78,8 @@ def select(kernels: Kernels, quantize: Quantize = Quantize.NONE) -> Forms:
 def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) -> None:
   """Makes sure that the devices run the kernels of a model, or logs that XLA's forms run in their place.
 
-  `name` is the dotted path of the model in its config.
+  The number of tokens is not known yet: a kernel that takes one token is taken to run. `name` is the dotted path of the
+  model in its config.
 
   Raises:
     UserError: the attention kernel is for such devices, but not for these.
@@ -88,18 +91,23 @@ def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) 
   if kernel.platform and device.platform != kernel.platform:
     log.info('%s.attention.kernel=%s is for %ss; on %s XLA computes attention, as with kernel=xla.', name, kernel.value,
              kernel.platform.upper(), kind)
-  elif kernel is AttentionKernel.FUSED and (wrong_text := attend.unfused(model, mesh)):
-    log.info('%s.attention.kernel=fused does not apply, and XLA computes attention, as with kernel=xla: %s.', name,
-             wrong_text)
+  elif kernel is AttentionKernel.FUSED:
+    of_one_token = fused_attention.Shape(tokens=1, heads=model.heads, channels=model.width // model.heads)
+    reason = unfused_attention(model) or attend.fused_problem(mesh, of_one_token, BF16_BYTES)
+    if reason:
+      log.info('%s.attention.kernel=fused does not apply, and XLA computes attention, as with kernel=xla: %s.', name,
+               reason)
   elif kernel is AttentionKernel.CUDNN:
     found = getattr(mesh.devices.flat[0], 'compute_capability', '') if isinstance(mesh, Mesh) else ''
     capability = float(found) if found.replace('.', '', 1).isdecimal() else float('inf')
-    if wrong_text := _cudnn_problem(name, model, kind, capability):
-      raise UserError(wrong_text)
+    if problem := _cudnn_problem(name, model, kind, capability):
+      raise UserError(problem)
   if model.mlp.kernel is MlpKernel.FUSED and device.platform != fused_mlp.PLATFORM:
     log.info('%s.mlp.kernel=fused is for TPUs; on %s XLA computes the MLP, as with kernel=xla.', name, kind)
-  elif model.mlp.kernel is MlpKernel.FUSED and (wrong_text := fused_mlp.unfused(model, mesh)):
-    log.info('%s.mlp.kernel=fused does not apply, and XLA computes the MLP, as with kernel=xla: %s.', name, wrong_text)
+  elif model.mlp.kernel is MlpKernel.FUSED:
+    reason = unfused_mlp(model) or fused_mlp.problem(mesh, (1, 1, model.width), model.mlp.hidden, BF16_BYTES)
+    if reason:
+      log.info('%s.mlp.kernel=fused does not apply, and XLA computes the MLP, as with kernel=xla: %s.', name, reason)
 
 
 def _cudnn_problem(name: str, model: schema.ViT, kind: str, capability: float) -> str:

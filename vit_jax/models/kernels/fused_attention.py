@@ -52,12 +52,12 @@ LARGE_VMEM = 64 * 2**20
 
 
 def padded(size: int, multiple: int) -> int:
-  """The least multiple that is not smaller."""
+  """Returns the least multiple of a number that is not smaller than `size`."""
   return -(-size // multiple) * multiple
 
 
 def dot(a: Array, b: Array, of_a: int, of_b: int) -> Array:
-  """The product over axis `of_a` of `a` and `of_b` of `b`, f32."""
+  """Returns the product over axis `of_a` of `a` and `of_b` of `b`, f32."""
   exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   return lax.dot_general(a, b, (((of_a,), (of_b,)), ((), ())), precision=exact, preferred_element_type=jnp.float32)
 
@@ -70,47 +70,48 @@ class Shape(NamedTuple):
 
   @property
   def rows(self) -> int:
-    """Tokens with padding."""
+    """Number of tokens with padding."""
     return padded(self.tokens, ROWS)
 
   def vmem_bytes(self, itemsize: int, group: int = 1) -> int:
-    """On-chip memory that the backward kernel needs: eight images, each twice, and the weights of a group of heads."""
+    """Returns the bytes on the chip of the backward kernel: 8 images, each twice, and weights of a group of heads."""
     image = self.rows * padded(self.heads * self.channels, LANES) * itemsize
     return 16 * image + (3 + 3 * group) * 4 * self.rows * padded(self.rows, LANES)
 
   def group(self, itemsize: int, vmem_bytes: int) -> int:
-    """Heads that the backward kernel computes together in so much memory on the chip."""
+    """Returns how many heads the backward kernel computes together in so much memory on the chip."""
     sizes = (BACKWARD_GROUP >> i for i in range(BACKWARD_GROUP.bit_length()))
     return next((size for size in sizes if self.vmem_bytes(itemsize, size) <= vmem_bytes), 1)
 
   def window(self, head: int) -> tuple[int, int]:
-    """The lanes of the tiles that a head lies in, from the first up to the last; of one tile if all heads fit in it."""
+    """Returns begin and end of the tiles that a head lies in, in lanes; the last tile ends with the last head."""
     width, begin, end = self.heads * self.channels, head * self.channels, (head + 1) * self.channels
     return begin // LANES * LANES, min(padded(end, LANES), width)
 
 
 class Window(NamedTuple):
-  """The part of an image that one head needs. `own [1, w]`: which of its lanes are the head's."""
+  """The w lanes of an image from `begin` to `end`, those of one head's tiles; `is_own [1, w]`: which are the head's."""
   begin: int
   end: int
-  own: Array
+  is_own: Array
 
-  def load(self, ref: Any, real: Array | None, *, is_own: bool = False) -> Array:
-    """`[rows, w]` of an image in the compute dtype, zero in padding, and if `is_own` outside the head."""
+  def load(self, ref: Any, real: Array | None, *, only_own: bool = False) -> Array:
+    """Returns `[rows, w]` of an image in the compute dtype, 0 in padding and with `only_own` outside the head."""
     x = ref[0, :, self.begin:self.end]
-    if is_own:
-      x = jnp.where(self.own, x, jnp.zeros((), x.dtype))
+    if only_own:
+      x = jnp.where(self.is_own, x, jnp.zeros((), x.dtype))
     return _filled(x, real, 0.)
 
 
 def _window(shape: Shape, head: int) -> Window:
+  """Returns the window of a head."""
   begin, end = shape.window(head)
   lane = begin + lax.broadcasted_iota(jnp.int32, (1, end - begin), 1)
   return Window(begin, end, (lane >= head * shape.channels) & (lane < (head + 1) * shape.channels))
 
 
 def _real(shape: Shape, axis: int) -> Array | None:
-  """Which rows (axis 0, `[n, 1]`) or columns (axis 1, `[1, n]`) of the last tile are tokens; None if all tokens are."""
+  """Returns which rows (axis 0, `[n, 1]`) or columns (axis 1, `[1, n]`) of the last tile are tokens; None = all."""
   if shape.rows == shape.tokens:
     return None
   first = (shape.rows - 1) // (ROWS, LANES)[axis] * (ROWS, LANES)[axis]
@@ -120,7 +121,7 @@ def _real(shape: Shape, axis: int) -> Array | None:
 
 
 def _filled(x: Array, real: Array | None, value: float) -> Array:
-  """`x` with a value in padding rows or columns, which are only in the last tile: others need no selection."""
+  """Returns `x` with a value in padding rows or columns, which are only in the last tile: others are not selected."""
   if real is None:
     return x
   axis = 0 if real.shape[1] == 1 else 1
@@ -130,6 +131,7 @@ def _filled(x: Array, real: Array | None, value: float) -> Array:
 
 
 def _scaled(x: Array, shape: Shape) -> Array:
+  """Returns `x / sqrt(K)` in the dtype of `x`."""
   return (x.astype(jnp.float32) * shape.channels ** -.5).astype(x.dtype)
 
 
@@ -162,10 +164,10 @@ class _Tiles:
 
 
 def _groups(shape: Shape, size: int) -> Iterator[tuple[range, list[Window]]]:
-  """Heads that are computed together, and their windows."""
-  for head in range(0, shape.heads, size):
-    heads = range(head, min(head + size, shape.heads))
-    yield heads, [_window(shape, one) for one in heads]
+  """Yields heads that are computed together, and their windows."""
+  for first in range(0, shape.heads, size):
+    heads = range(first, min(first + size, shape.heads))
+    yield heads, [_window(shape, head) for head in heads]
 
 
 def _forward_kernel(query: Any, key: Any, value: Any, out: Any, logsum: Any, *, shape: Shape, group: int) -> None:
@@ -174,14 +176,14 @@ def _forward_kernel(query: Any, key: Any, value: Any, out: Any, logsum: Any, *, 
   lane = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
   largest_QA = sum_QA = jnp.ones((shape.rows, LANES), jnp.float32)
   for heads, windows in _groups(shape, min(group, FORWARD_GROUP)):
-    queries = [_scaled(window.load(query, real, is_own=True), shape) for window in windows]
+    queries = [_scaled(window.load(query, real, only_own=True), shape) for window in windows]
     logits = [_filled(dot(query_QW, window.load(key, real), 1, 1), real_key, LOWEST)
               for query_QW, window in zip(queries, windows, strict=True)]
     largest = [logits_QM.max(1, keepdims=True) for logits_QM in logits]
     weights = [jnp.exp(logits_QM - largest_Q1) for logits_QM, largest_Q1 in zip(logits, largest, strict=True)]
     sums = [weights_QM.sum(1, keepdims=True) for weights_QM in weights]
     for i, head in enumerate(heads):
-      mixed_QW = dot(weights[i].astype(query.dtype), windows[i].load(value, real, is_own=True), 1, 0)
+      mixed_QW = dot(weights[i].astype(query.dtype), windows[i].load(value, real, only_own=True), 1, 0)
       tiles.add(windows[i], mixed_QW * (1. / sums[i]), head)
       largest_QA = jnp.where(lane == head, largest[i], largest_QA)
       sum_QA = jnp.where(lane == head, sums[i], sum_QA)
@@ -189,7 +191,7 @@ def _forward_kernel(query: Any, key: Any, value: Any, out: Any, logsum: Any, *, 
 
 
 def _eye(heads: int) -> Array:
-  """`[A, LANES]` f32; a product with it transposes exactly."""
+  """Returns a unit matrix `[A, LANES]` f32; a product with it transposes exactly."""
   row, lane = (lax.broadcasted_iota(jnp.int32, (heads, LANES), axis) for axis in (0, 1))
   return (row == lane).astype(jnp.float32)
 
@@ -202,11 +204,11 @@ def _backward_kernel(query: Any, key: Any, value: Any, out: Any, logsum: Any, do
     dbias[...] = jnp.zeros(dbias.shape, dbias.dtype)
 
   scale = shape.channels ** -.5
-  results = [_Tiles(ref, shape, scale=one, sums=dbias, row=row) for row, (ref, one) in enumerate(
-      ((dquery, scale), (dkey, 1.), (dvalue, 1.)))]
+  results = [_Tiles(dquery, shape, scale=scale, sums=dbias, row=0), _Tiles(dkey, shape, sums=dbias, row=1),
+             _Tiles(dvalue, shape, sums=dbias, row=2)]
   real, shared_AQ = _real(shape, 0), _shared(out, dout, shape)
   for heads, windows in _groups(shape, group):
-    queries, keys, douts = ([window.load(ref, real, is_own=True) for window in windows] for ref in (query, key, dout))
+    queries, keys, douts = ([window.load(ref, real, only_own=True) for window in windows] for ref in (query, key, dout))
     queries = [_scaled(query_QW, shape) for query_QW in queries]
     logits = [_filled(dot(key_MW, query_QW, 1, 1), real, LOWEST)
               for key_MW, query_QW in zip(keys, queries, strict=True)]
@@ -215,16 +217,16 @@ def _backward_kernel(query: Any, key: Any, value: Any, out: Any, logsum: Any, do
     dlogits = [(weights[i] * (dweights[i] - shared_AQ[head:head + 1])).astype(query.dtype)
                for i, head in enumerate(heads)]
     for i, head in enumerate(heads):
-      found = (dot(dlogits[i], keys[i], 0, 0), dot(dlogits[i], queries[i], 1, 0),
-               dot(weights[i].astype(query.dtype), douts[i], 1, 0))
-      for tiles, values in zip(results, found, strict=True):
+      gradients = (dot(dlogits[i], keys[i], 0, 0), dot(dlogits[i], queries[i], 1, 0),
+                   dot(weights[i].astype(query.dtype), douts[i], 1, 0))
+      for tiles, values in zip(results, gradients, strict=True):
         tiles.add(windows[i], values, head)
 
 
 def _shared(out: Any, dout: Any, shape: Shape) -> Array:
-  """`sum_k o do` of each head, `[A, rows]` f32: the product is summed, and transposed, by one with zeros and ones.
+  """Returns `sum_k o do` of each head, `[A, rows]` f32: a product with a matrix of zeros and ones sums and transposes.
 
-  In bf16 what its first rounding leaves is summed, too, so that 16 bits of the product count.
+  In bf16 the remainder of the first rounding is summed, too, so that 16 bits of the product count.
   """
   real, width = _real(shape, 0), shape.heads * shape.channels
   total_AQ = jnp.zeros((shape.heads, shape.rows), jnp.float32)
@@ -241,14 +243,16 @@ def _shared(out: Any, dout: Any, shape: Shape) -> Array:
   return total_AQ
 
 
-def _call(kernel: Any, shape: Shape, arrays: tuple[Array, ...], kinds: str, *, vmem_bytes: int,
+def _call(kernel: Any, heads: int, arrays: tuple[Array, ...], kinds: str, *, vmem_bytes: int,
           interpret: bool, name: str) -> list[Array]:
-  """Runs a kernel image by image on `arrays`; returns its results.
+  """Runs a kernel image by image on `arrays`, and returns its results.
 
-  `kinds` has a letter for each array, then each result: `i` `[B, N, D]` of images, `h` `[B, A, rows]` f32 of heads,
-  `b` `[cores, 3, D]` f32 of biases.
+  `kinds` has a letter for each array, then for each result: `i` is `[B, N, D]` of images, `h` `[B, A, rows]` f32 of
+  heads, and `b` `[cores, 3, D]` f32 of biases. So `iiiih` is a kernel with three arrays of images, and with the results
+  `[B, N, D]` and `[B, A, rows]`.
   """
   num_images, tokens, width = arrays[0].shape
+  shape = Shape(tokens, heads, width // heads)
   cores = CORES if num_images % CORES == 0 else 1
   each = num_images // cores
   group = shape.group(arrays[0].dtype.itemsize, vmem_bytes)
@@ -286,23 +290,19 @@ def attend(query: Array, key: Array, value: Array, biases: Array, heads: int, vm
   return _forward(query, key, value, biases, heads, vmem_bytes, interpret)[0]
 
 
-def _shape(query: Array, heads: int) -> Shape:
-  return Shape(query.shape[1], heads, query.shape[2] // heads)
-
-
 def _forward(query: Array, key: Array, value: Array, biases: Array, heads: int, vmem_bytes: int,
              interpret: bool) -> tuple[Array, tuple[Array, ...]]:
   inputs = tuple(checkpoint_name(x + bias[None, None], name) for x, bias, name in zip(
       (query, key, value), biases, ('query', 'key', 'value'), strict=True))
-  found = _call(_forward_kernel, _shape(query, heads), inputs, 'iiiih', vmem_bytes=vmem_bytes, interpret=interpret,
-                name='fused_attention')
-  out, logsum = (checkpoint_name(x, 'attention') for x in found)
+  results = _call(_forward_kernel, heads, inputs, 'iiiih', vmem_bytes=vmem_bytes, interpret=interpret,
+                  name='fused_attention')
+  out, logsum = (checkpoint_name(x, 'attention') for x in results)
   return out, (*inputs, out, logsum)
 
 
 def _backward(heads: int, vmem_bytes: int, interpret: bool, saved: tuple[Array, ...], dout: Array) -> tuple[Array, ...]:
-  *dinputs, dbiases = _call(_backward_kernel, _shape(dout, heads), (*saved, dout), 'iiiihiiiib',
-                            vmem_bytes=vmem_bytes, interpret=interpret, name='fused_attention_backward')
+  *dinputs, dbiases = _call(_backward_kernel, heads, (*saved, dout), 'iiiihiiiib', vmem_bytes=vmem_bytes,
+                            interpret=interpret, name='fused_attention_backward')
   return (*dinputs, dbiases.sum(0).astype(dout.dtype))
 
 

@@ -1,9 +1,10 @@
 """The MLP of a block as one Pallas kernel for each pass, for TPUs with 128 MiB of memory on the chip (v5e, v6e).
 
-Forward `y = gelu(x W1 + b1) W2 + b2` of several images a grid step: both kernels of the MLP stay on the chip, and what
-GELU gives never leaves it. Backward all four products and the sums for both biases, again in one pass: the gradients of
-both kernels are summed in f32 on the chip. XLA computes GELU and its slope before or after the product that it fuses
-them with; here they are computed for one part of the hidden width at a time, beside the products of that part.
+The forward pass computes `y = gelu(x W1 + b1) W2 + b2` for several images in each step of the grid: both kernels of the
+MLP stay on the chip, and the result of GELU never leaves it. The backward pass computes all four products and the sums
+for both biases, again in one pass: the gradients of both kernels are summed in f32 on the chip. XLA computes GELU and
+its slope before or after the product that it fuses them with; here they are computed for one part of the hidden width
+at a time, beside the products of that part.
 
 Tokens of several images are joined into rows on the chip, as the number of tokens of an image rarely fills tiles, and
 never the 256 rows of the matrix unit that a sum over tokens takes at a time.
@@ -26,7 +27,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, MlpKernel
 from vit_jax.core import lazy, numerics
 from vit_jax.core.types import Array
@@ -62,14 +62,14 @@ class Shape(NamedTuple):
 
   @property
   def part(self) -> int:
-    """Entries of the hidden width that are computed together: the most that divide it."""
+    """How many entries of the hidden width are computed together: the most that divide it."""
     return next(part for part in range(PART, 0, -LANES) if self.hidden % part == 0)
 
   def vmem_bytes(self, itemsize: int, together: int = 1) -> int:
-    """On-chip memory that the backward kernel needs for so many images together.
+    """Returns the bytes on the chip that the backward kernel needs for so many images together.
 
-    Both kernels and the sums of their gradients; three blocks of images, twice; their rows; what is saved of the hidden
-    width, twice; and of one part of it three arrays in f32.
+    These are both kernels and the sums of their gradients; three blocks of images, twice; their rows; the input of
+    GELU, twice; and three arrays in f32 of one part of the hidden width.
     """
     rows = padded(together * self.tokens, ROWS)
     image = together * padded(self.tokens, ROWS) * self.width * itemsize
@@ -77,14 +77,17 @@ class Shape(NamedTuple):
     return kernels + 6 * image + rows * (self.width * (2 * itemsize + 4) + 2 * self.hidden * itemsize + 12 * self.part)
 
   def together(self, itemsize: int, vmem_bytes: int) -> int:
-    """Images of a grid step: of the numbers that fit, that with the fewest rows of products, padding included."""
+    """Returns the number of images of a grid step: of those that fit, the one with the fewest rows in all products."""
+    def num_rows(together: int) -> int:
+      num_steps = -(-self.images // together)
+      return num_steps * sum(padded(together * self.tokens, side) for side in (ROWS, DEPTH))
+
     fitting = [n for n in range(1, self.images + 1) if n == 1 or self.vmem_bytes(itemsize, n) <= vmem_bytes]
-    return min(fitting, key=lambda n: (-(-self.images // n) * sum(
-        padded(n * self.tokens, side) for side in (ROWS, DEPTH)), -n))
+    return min(fitting, key=lambda n: (num_rows(n), -n))
 
 
 def activation(x: Array, kind: Gelu) -> tuple[Array, Array]:
-  """`gelu(x)` and its slope, of f32; the formulas are those of `norm_act.slope_of_gelu`, with common terms once."""
+  """Returns `gelu(x)` and its slope, f32, with the formulas of `norm_act.slope_of_gelu` and common terms once."""
   if kind is Gelu.QUICK:
     s = jax.nn.sigmoid(norm_act.QUICK * x)
     return x * s, s + norm_act.QUICK * x * s * (1. - s)
@@ -97,17 +100,17 @@ def activation(x: Array, kind: Gelu) -> tuple[Array, Array]:
 
 
 def _join(images: Any, rows: Any, num_images: int) -> None:
-  """`[b, N, D]` to `[b N, D]`, with zeros in place of those that the last block has too many."""
+  """Copies `images [b, N, D]` to `rows [b N, D]`; the last block may have too many images, which become zeros."""
   together, tokens = images.shape[:2]
   for i in range(together):
-    one = images[i]
+    image = images[i]
     if num_images % together:
-      one = jnp.where(pl.program_id(0) * together + i < num_images, one, jnp.zeros_like(one))
-    rows[i * tokens:(i + 1) * tokens] = one
+      image = jnp.where(pl.program_id(0) * together + i < num_images, image, jnp.zeros_like(image))
+    rows[i * tokens:(i + 1) * tokens] = image
 
 
 def _split(rows: Any, images: Any) -> None:
-  """`[b N, D]` f32 to `[b, N, D]` in the dtype of the images."""
+  """Copies `rows [b N, D]` f32 to `images [b, N, D]`, in their dtype."""
   tokens = images.shape[1]
   for i in range(images.shape[0]):
     images[i] = rows[i * tokens:(i + 1) * tokens].astype(images.dtype)
@@ -115,7 +118,7 @@ def _split(rows: Any, images: Any) -> None:
 
 def _forward_kernel(x: Any, kernel1: Any, bias1: Any, kernel2: Any, bias2: Any, hidden: Any, y: Any, rows: Any,
                     total: Any, *, shape: Shape, gelu: Gelu) -> None:
-  """`y` of some images, and what GELU is of."""
+  """Computes `y` and the input of GELU, `hidden`, for some images."""
   _join(x, rows, shape.images)
   total[...] = jnp.broadcast_to(bias2[...], total.shape)
 
@@ -123,13 +126,13 @@ def _forward_kernel(x: Any, kernel1: Any, bias1: Any, kernel2: Any, bias2: Any, 
   step = 2 if count % 2 == 0 else 1
 
   def add(i: Array, carry: None) -> None:
-    """Of two parts the second product is computed beside the activation of the first."""
-    own = [pl.ds(pl.multiple_of((i * step + k) * shape.part, LANES), shape.part) for k in range(step)]
-    before = [(dot(rows[...], kernel1[:, one], 1, 0) + bias1[:, one]).astype(x.dtype) for one in own]
-    for one, before_RP in zip(own, before, strict=True):
-      hidden[0, :, one] = before_RP
+    """Adds one or two parts of the hidden width; the second product runs beside the activation of the first part."""
+    parts = [pl.ds(pl.multiple_of((i * step + k) * shape.part, LANES), shape.part) for k in range(step)]
+    inputs = [(dot(rows[...], kernel1[:, part], 1, 0) + bias1[:, part]).astype(x.dtype) for part in parts]
+    for part, before_RP in zip(parts, inputs, strict=True):
+      hidden[0, :, part] = before_RP
       after_RP = activation(before_RP.astype(jnp.float32), gelu)[0].astype(x.dtype)
-      total[...] += dot(after_RP, kernel2[one, :], 1, 0)
+      total[...] += dot(after_RP, kernel2[part, :], 1, 0)
 
   lax.fori_loop(0, count // step, add, None)
   _split(total, y)
@@ -138,39 +141,39 @@ def _forward_kernel(x: Any, kernel1: Any, bias1: Any, kernel2: Any, bias2: Any, 
 def _backward_kernel(x: Any, dy: Any, hidden: Any, kernel1: Any, kernel2: Any, dx: Any, dkernel1: Any, dkernel2: Any,
                      dbias1: Any, dbias2: Any, rows_x: Any, rows_dy: Any, total: Any, *, shape: Shape,
                      gelu: Gelu) -> None:
-  """Gradients of some images; those of kernels and biases are added to what images before gave."""
+  """Computes the gradients for some images; those of kernels and biases are added to the sums over earlier images."""
   is_first = pl.program_id(0) == 0
 
-  def added(ref: Any, index: Any, term: Array) -> None:
+  def add_to(ref: Any, index: Any, term: Array) -> None:
     ref[index] = jnp.where(is_first, 0., ref[index]) + term
 
   _join(x, rows_x, shape.images)
   _join(dy, rows_dy, shape.images)
   total[...] = jnp.zeros(total.shape, total.dtype)
-  added(dbias2, ..., rows_dy[...].astype(jnp.float32).sum(0, keepdims=True))
+  add_to(dbias2, ..., rows_dy[...].astype(jnp.float32).sum(0, keepdims=True))
 
   def add(i: Array, carry: None) -> None:
     own = pl.ds(pl.multiple_of(i * shape.part, LANES), shape.part)
     after, slope = activation(hidden[0, :, own].astype(jnp.float32), gelu)
     dbefore = (dot(rows_dy[...], kernel2[own, :], 1, 1) * slope).astype(x.dtype)
-    added(dbias1, (slice(None), own), dbefore.astype(jnp.float32).sum(0, keepdims=True))
+    add_to(dbias1, (slice(None), own), dbefore.astype(jnp.float32).sum(0, keepdims=True))
     total[...] += dot(dbefore, kernel1[:, own], 1, 1)
-    added(dkernel1, (slice(None), own), dot(rows_x[...], dbefore, 0, 0))
-    added(dkernel2, (own, slice(None)), dot(after.astype(x.dtype), rows_dy[...], 0, 0))
+    add_to(dkernel1, (slice(None), own), dot(rows_x[...], dbefore, 0, 0))
+    add_to(dkernel2, (own, slice(None)), dot(after.astype(x.dtype), rows_dy[...], 0, 0))
 
   lax.fori_loop(0, shape.hidden // shape.part, add, None)
   _split(total, dx)
 
 
 class _Spec(NamedTuple):
-  """An array of a kernel: its block in the grid, and all of it."""
+  """An array of a kernel: the block of it in a step of the grid, and shape and dtype of all of it."""
   block: pl.BlockSpec
   shape: tuple[int, ...]
   dtype: Any
 
 
 def _specs(shape: Shape, together: int, dtype: Any) -> dict[str, _Spec]:
-  """`x`: images; `h`: what is saved of the hidden width; `k`, `l`: kernels, and `K`, `L` in f32; `b`, `c`: biases."""
+  """Returns kinds of arrays: `x` images, `h` input of GELU, `k`, `l` kernels, `K`, `L` f32 ones, `b`, `c` biases."""
   rows, width, hidden = together * shape.tokens, shape.width, shape.hidden
   tiles = -(-shape.images // together)
 
@@ -187,14 +190,15 @@ def _specs(shape: Shape, together: int, dtype: Any) -> dict[str, _Spec]:
 
 def _call(kernel: Callable[..., None], arrays: Sequence[Array], kinds: str, scratch: Sequence[Any], *, shape: Shape,
           gelu: Gelu, together: int, vmem_bytes: int, interpret: bool, name: str) -> tuple[Array, ...]:
-  """Runs a kernel over all images; `kinds` are those of the inputs, then of the results."""
-  specs = _specs(shape, together, arrays[0].dtype)
-  known = [specs[kind] for kind in kinds]
-  results, rows = known[len(arrays):], (together * shape.tokens, shape.width)
+  """Runs a kernel over all images; `kinds` has a letter of `_specs` for each input, then for each result."""
+  kinds_of_arrays = _specs(shape, together, arrays[0].dtype)
+  specs = [kinds_of_arrays[kind] for kind in kinds]
+  inputs, results = specs[:len(arrays)], specs[len(arrays):]
+  rows = (together * shape.tokens, shape.width)
   return pl.pallas_call(
       functools.partial(kernel, shape=shape, gelu=gelu), grid=(-(-shape.images // together),),
-      in_specs=[one.block for one in known[:len(arrays)]], out_specs=[one.block for one in results],
-      out_shape=[jax.ShapeDtypeStruct(one.shape, one.dtype) for one in results],
+      in_specs=[spec.block for spec in inputs], out_specs=[spec.block for spec in results],
+      out_shape=[jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in results],
       scratch_shapes=[pltpu.VMEM(rows, dtype) for dtype in scratch], interpret=interpret, name=name,
       compiler_params=pltpu.CompilerParams(dimension_semantics=('arbitrary',), vmem_limit_bytes=vmem_bytes))(*arrays)
 
@@ -202,7 +206,7 @@ def _call(kernel: Callable[..., None], arrays: Sequence[Array], kinds: str, scra
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def mlp(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array, gelu: Gelu, vmem_bytes: int = VMEM,
         interpret: bool = False) -> Array:
-  """`gelu(x W1 + b1) W2 + b2`. What GELU is of is named `mlp` for rematerialization.
+  """Returns `gelu(x W1 + b1) W2 + b2`. The input of GELU is named `mlp` for rematerialization.
 
   Args:
     x: `[B, N, D]`, any float dtype.
@@ -241,37 +245,38 @@ def _backward(gelu: Gelu, vmem_bytes: int, interpret: bool, saved: tuple[Array, 
       _backward_kernel, (x, dy, hidden, kernel1, kernel2), 'xxhklxKLbc', (x.dtype, x.dtype, jnp.float32), shape=shape,
       gelu=gelu, together=shape.together(x.dtype.itemsize, vmem_bytes), vmem_bytes=vmem_bytes, interpret=interpret,
       name='fused_mlp_backward')
-  return dx, *(one.astype(x.dtype) for one in (dkernel1, dbias1[0], dkernel2, dbias2[0]))
+  return dx, *(gradient.astype(x.dtype) for gradient in (dkernel1, dbias1[0], dkernel2, dbias2[0]))
 
 
 mlp.defvjp(_forward, _backward)
 
 
 def is_fused(kernel: MlpKernel, shape: tuple[int, ...], hidden: int, dtype: DTypeLike, *, is_adapted: bool) -> bool:
-  """Whether the fused kernel is chosen for an input `[B, N, D]`, and runs on the devices of the current mesh.
+  """Returns whether the fused kernel is chosen for an input `[B, N, D]`, and runs on the devices of the current mesh.
 
   `is_adapted`: whether adapters (LoRA) are added to the products, which the kernel does not do.
   """
   if kernel is not MlpKernel.FUSED or numerics.mesh_platform() != PLATFORM or len(shape) != 3:
     return False
-  wrong_text = 'adapters are added to its products' if is_adapted else problem(
-      jax.sharding.get_abstract_mesh(), shape, hidden, jnp.dtype(dtype).itemsize)
-  if wrong_text:
-    kernels.log_once(f'mlp.kernel=fused does not apply, and XLA computes the MLP, as with kernel=xla: {wrong_text}.')
-  return not wrong_text
+  reason = problem(jax.sharding.get_abstract_mesh(), shape, hidden, jnp.dtype(dtype).itemsize)
+  if is_adapted:
+    reason = 'adapters are added to its products'
+  if reason:
+    kernels.log_once(f'mlp.kernel=fused does not apply, and XLA computes the MLP, as with kernel=xla: {reason}.')
+  return not reason
 
 
 def problem(mesh: Mesh | AbstractMesh, shape: tuple[int, ...], hidden: int, itemsize: int) -> str:
-  """What the fused kernel needs and does not have, on TPUs of a mesh; '' if it runs there."""
+  """Returns why the fused kernel does not run on TPUs of a mesh; '' if it does."""
   device = mesh.abstract_mesh.abstract_device
   kind = device.device_kind if device else ''
-  places = math.prod(mesh.shape[axis] for axis in UNSPLIT if axis in mesh.axis_names)
+  num_parts = math.prod(mesh.shape[axis] for axis in UNSPLIT if axis in mesh.axis_names)
   images, tokens, width = shape
   need = Shape(images, tokens, width, hidden).vmem_bytes(itemsize)
-  if wrong_text := kernels.mlp_chip_problem(kind):
-    return wrong_text
-  if places > 1:
-    return f'the mesh splits the hidden width over {places} devices (tensor={places})'
+  if wrong_chip := kernels.mlp_chip_problem(kind):
+    return wrong_chip
+  if num_parts > 1:
+    return f'the mesh splits the hidden width over {num_parts} devices (tensor={num_parts})'
   if width % LANES or hidden % LANES:
     return f'widths of {width} and {hidden} do not fill tiles of {LANES}'
   if need > VMEM:
@@ -281,10 +286,10 @@ def problem(mesh: Mesh | AbstractMesh, shape: tuple[int, ...], hidden: int, item
 
 
 def mlp_on_mesh(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array, gelu: Gelu) -> Array:
-  """`mlp` of the images that each device holds, with all of both kernels of the MLP.
+  """Returns `mlp`, which each device computes for its own images with all of both kernels of the MLP.
 
-  Where `fsdp` splits these, their shards are gathered beside the kernel, so that what becomes of the gather in the
-  backward pass is a scatter of gradients; given whole, they would be summed whole.
+  Where `fsdp` splits the kernels, each device gathers them itself. So the backward pass scatters their gradients;
+  otherwise complete gradients would be summed.
   """
   mesh, whole = jax.sharding.get_abstract_mesh(), PartitionSpec()
   images = PartitionSpec(numerics.dividing(mesh, numerics.BATCH_AXES, x.shape[0]))
@@ -299,8 +304,3 @@ def mlp_on_mesh(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: A
 
   return jax.shard_map(form, in_specs=(images, rows, whole, columns, whole), out_specs=images,
                        check_vma=False)(x, kernel1, bias1, kernel2, bias2)
-
-
-def unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
-  """Why the fused kernel does not compute the MLP in training; '' if it does. Of tokens only the images are known."""
-  return kernels.unfused_mlp(model) or problem(mesh, (1, 1, model.width), model.mlp.hidden, 2)

@@ -1,7 +1,7 @@
 """LayerNorm and GELU with gradients written by hand, each beside the plain form that it equals.
 
 The plain forms let autodiff decide what is kept for the backward pass: several arrays in f32, where the input (in the
-compute dtype) and a number a row would do. Reverse-mode differentiation only. Knows nothing of parameters or modules.
+compute dtype) and a number for each row would do. The forms here permit reverse-mode differentiation only.
 """
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vit_jax.core.types import Array
 
 CUBIC = .044715  # of the tanh form, arXiv 1606.08415, section 2
 QUICK = 1.702    # of the form with a sigmoid, likewise
-SLOPE = math.sqrt(2 / math.pi)
+SLOPE = math.sqrt(2 / math.pi)  # of u, the argument of tanh, at 0
 
 
 def plain_layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
-  """`(x - mean) / sqrt(var + eps) * scale + bias` over the last axis (arXiv 1607.06450).
+  """Returns `(x - mean) / sqrt(var + eps) * scale + bias` over the last axis (arXiv 1607.06450).
 
   Args:
     x: `[..., D]`, any float dtype.
@@ -38,7 +38,7 @@ def plain_layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
-  """Equal to `plain_layer_norm`; keeps `x` unchanged, its mean and its deviation.
+  """Returns `plain_layer_norm`; keeps `x` unchanged, its mean and its deviation for the backward pass.
 
   Except on CPUs both are computed in one pass over `x`, which a compiler can fuse with the operation that makes `x`.
   """
@@ -46,19 +46,20 @@ def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
 
 
 def _in_two_passes(x: Array, eps: float) -> tuple[Array, Array]:
-  """Mean and inverse deviation of f32 rows."""
+  """Returns mean and inverse deviation of f32 rows."""
   mean = x.mean(-1, keepdims=True)
   return mean, jax.lax.rsqrt(jnp.square(x - mean).mean(-1, keepdims=True) + eps)
 
 
 def _in_one_pass(x: Array, eps: float) -> tuple[Array, Array]:
-  """The same, by `var = E[x^2] - E[x]^2`: less exact by about `1 + mean^2 / var` times the rounding of f32."""
+  """Returns both by `var = E[x^2] - E[x]^2`: less exact by about `1 + mean^2 / var` times the rounding of f32."""
   mean = x.mean(-1, keepdims=True)
   variance = jnp.maximum(jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean), 0.)
   return mean, jax.lax.rsqrt(variance + eps)
 
 
 def _last(vector: Array, x: Array) -> Array:
+  """Returns a vector over the last axis of `x`, with the rank of `x`."""
   return jnp.expand_dims(vector, range(x.ndim - 1))
 
 
@@ -70,7 +71,7 @@ def _norm_forward(x: Array, scale: Array, bias: Array, eps: float) -> tuple[Arra
 
 
 def _norm_backward(eps: float, saved: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array]:
-  """`dx = (g - mean(g) - unit mean(g unit)) / deviation` with `g = dy scale`."""
+  """Returns the gradients: `dx = (g - mean(g) - unit mean(g unit)) / deviation` with `g = dy scale`."""
   del eps
   x, scale, mean, inverse = saved
   unit = (x.astype(jnp.float32) - mean) * inverse
@@ -84,7 +85,7 @@ layer_norm.defvjp(_norm_forward, _norm_backward)
 
 
 def plain_gelu(x: Array, kind: Gelu) -> Array:
-  """GELU in the dtype of `x` (arXiv 1606.08415).
+  """Returns GELU in the dtype of `x` (arXiv 1606.08415).
 
   EXACT: `x / 2 * (1 + erf(x / sqrt 2))`;
   TANH: `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`;
@@ -97,13 +98,15 @@ def plain_gelu(x: Array, kind: Gelu) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def gelu(x: Array, kind: Gelu) -> Array:
-  """Equal to `plain_gelu`; keeps only `x`, and computes the slope from it in f32."""
+  """Returns `plain_gelu`; keeps only `x` for the backward pass, and computes the slope from it in f32."""
   return plain_gelu(x, kind)
 
 
 def slope_of_gelu(x: Array, kind: Gelu) -> Array:
-  """The derivative, f32. EXACT: `Phi(x) + x phi(x)`; TANH: `(1 + t) / 2 + x / 2 (1 - t^2) u'`, `t = tanh u`.
+  """Returns the derivative of GELU, f32.
 
+  EXACT: `Phi(x) + x phi(x)`;
+  TANH: `(1 + t) / 2 + x / 2 (1 - t^2) u'`, `t = tanh u`;
   QUICK: `s + 1.702 x s (1 - s)`, `s = sigmoid(1.702 x)`.
   """
   x = x.astype(jnp.float32)
@@ -117,10 +120,10 @@ def slope_of_gelu(x: Array, kind: Gelu) -> Array:
 
 
 def _short_slope(x: Array) -> Array:
-  """`slope_of_gelu` of TANH with fewer operations: `(1 + t) (1/2 + x / 2 u' (1 - t))`, where `1 - t^2` is a product.
+  """Returns `slope_of_gelu` of TANH as `(1 + t) (1/2 + x / 2 u' (1 - t))`, with fewer operations.
 
   The vector unit of a TPU computes the slope after the matrix product that it is fused with, so that each operation on
-  it counts: 8 multiplications and 5 additions for each of 13 and 5.
+  it counts: 8 multiplications and 5 additions, and not 13 and 5.
   """
   x = x.astype(jnp.float32)
   square = x * x

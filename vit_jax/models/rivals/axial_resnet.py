@@ -23,6 +23,7 @@ Each norm has running statistics {mean,var} under the same path. Knows no mesh, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -34,10 +35,8 @@ from jax.nn import initializers, relu
 from jax.typing import DTypeLike
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Remat
-from vit_jax.core.numerics import constrain_batch
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
-from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running, map_features
+from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running, Stage, map_features
 from vit_jax.models.initialization import Linear, fan_out_normal
 from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import Dense, param
@@ -63,24 +62,28 @@ class AxialAttention(nn.Module, kw_only=True):
     """`[B, R, N, H]`, R sequences of N positions for each image, to the same shape, f32."""
     num_images, num_sequences, length, width = x.shape
     heads, size = self.heads, width // self.heads
+    of_outputs = (num_images, num_sequences, length, 2 * width)
+
+    def split(x: Array) -> list[Array]:
+      """Returns the parts of query, key and value of the last axis `[2 K]`, in the compute dtype."""
+      return [part.astype(self.dtype) for part in jnp.split(x, (size // 2, size), axis=-1)]
+
     qkv = Dense(features=(heads, 2 * size), axes=('embed', 'heads', 'head'), dtype=self.dtype,
                 law=Linear(initializers.normal(1. / math.sqrt(width))), has_bias=False, forms=self.forms,
                 name='qkv')(x.reshape(-1, width))
-    qkv = BatchNorm(running=self.running, name='qkv_norm')(qkv.reshape(num_images, num_sequences, length, 2 * width))
-    parts = (size // 2, size)
-    query, key, value = (part.astype(self.dtype) for part in jnp.split(
-        qkv.reshape(-1, length, heads, 2 * size), parts, axis=-1))
+    qkv = BatchNorm(running=self.running, name='qkv_norm')(qkv.reshape(of_outputs))
+    query, key, value = split(qkv.reshape(-1, length, heads, 2 * size))
     table = param(self, 'relative', initializers.normal(1. / math.sqrt(size)), (2 * length - 1, 2 * size),
                   ('tokens', 'head'))
     offsets = jnp.arange(length)[:, None] - jnp.arange(length)[None] + length - 1  # [i, j] of i - j
-    of_query, of_key, of_value = jnp.split(table.astype(self.dtype)[offsets], parts, axis=-1)
+    of_query, of_key, of_value = split(table.astype(self.dtype)[offsets])
     logits = jnp.stack([jnp.einsum('bihc,bjhc->bijh', query, key), jnp.einsum('bihc,ijc->bijh', query, of_query),
                         jnp.einsum('bjhc,jic->bijh', key, of_key)], axis=-2)
     normed = BatchNorm(running=self.running, name='logits_norm')(logits.reshape(*logits.shape[:3], 3 * heads))
     weights = jax.nn.softmax(normed.reshape(logits.shape).sum(-2), axis=2).astype(self.dtype)  # [b, i, j, h]
     out = jnp.stack([jnp.einsum('bijh,bjhc->bihc', weights, value), jnp.einsum('bijh,ijc->bihc', weights, of_value)],
                     axis=-1)
-    out = BatchNorm(running=self.running, name='out_norm')(out.reshape(num_images, num_sequences, length, 2 * width))
+    out = BatchNorm(running=self.running, name='out_norm')(out.reshape(of_outputs))
     return out.reshape(*x.shape, 2).sum(-1)
 
 
@@ -111,35 +114,12 @@ class Unit(nn.Module, kw_only=True):
     like: dict[str, Any] = {'heads': self.heads, 'running': self.running, 'dtype': self.dtype, 'forms': self.forms}
     y = AxialAttention(**like, name='height')(y.swapaxes(1, 2)).swapaxes(1, 2)
     y = AxialAttention(**like, name='width')(y.astype(self.dtype))
-    y = relu(mean_pool(y, self.stride)).astype(self.dtype)
+    if self.stride > 1:  # means of windows; both sides are multiples of the stride
+      num_images, h, w, channels = y.shape
+      windows = y.reshape(num_images, h // self.stride, self.stride, w // self.stride, self.stride, channels)
+      y = windows.mean((2, 4))
+    y = relu(y).astype(self.dtype)
     return relu(shortcut + normed(y, wide, ('conv2', 'norm2'), scale=0.)).astype(self.dtype)
-
-
-def mean_pool(x: Array, stride: int) -> Array:
-  """Means of `stride x stride` windows of `[B, h, w, C]`; both sides are multiples of the stride."""
-  num_images, h, w, channels = x.shape
-  return x.reshape(num_images, h // stride, stride, w // stride, stride, channels).mean((2, 4)) if stride > 1 else x
-
-
-class Stage(nn.Module, kw_only=True):
-  """Units of one width; the first has the stride and a projection."""
-  units: int
-  hidden: int
-  heads: int
-  stride: int
-  running: Running
-  dtype: DTypeLike
-  remat: Remat
-  forms: Forms
-
-  @nn.compact
-  def __call__(self, x: Array) -> Array:
-    kind: Any = Unit if self.remat.saves_everything else nn.remat(Unit)
-    for i in range(self.units):
-      x = constrain_batch(kind(
-          hidden=self.hidden, heads=self.heads, stride=1 if i else self.stride, has_proj=not i, running=self.running,
-          dtype=self.dtype, forms=self.forms, name=f'unit{i + 1}')(x))
-    return x
 
 
 class Network(nn.Module, kw_only=True):
@@ -156,14 +136,14 @@ class Network(nn.Module, kw_only=True):
              name='root')(image)
     x = relu(BatchNorm(running=running, name='root_norm')(x)).astype(dtype)
     x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    for i, units in enumerate(s.layers):
-      x = Stage(units=units, hidden=hidden(s, i), heads=s.heads, stride=2 if i else 1, running=running, dtype=dtype,
-                remat=s.remat, forms=forms, name=f'stage{i + 1}')(x)
+    for i, num_units in enumerate(s.layers):
+      unit = functools.partial(Unit, hidden=hidden(s, i), heads=s.heads, running=running, dtype=dtype, forms=forms)
+      x = Stage(unit=unit, num_units=num_units, stride=2 if i else 1, remat=s.remat, name=f'stage{i + 1}')(x)
     return x
 
 
 def hidden(settings: schema.AxialResNet, stage: int) -> int:
-  """Channels of the attention of a stage, counted from 0."""
+  """Returns the number of channels of the attention of a stage, counted from 0."""
   return 2 * settings.width * 2 ** stage
 
 
@@ -174,14 +154,14 @@ class AxialResNet:
   image_px: tuple[int, int]
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
-    """Parameters and running statistics; of `image [B, H, W, 3]` only the shape is read, which must be `image_px`."""
+    """Returns parameters and running statistics; `image [B, H, W, 3]` must be of `image_px`; only its shape is read."""
     assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
     variables = Network(settings=self.settings, train=False).init(key, jnp.zeros((1, *image.shape[1:])))
     return variables['params'], variables[STATE]
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
-    """Features (f32) of `image [B, H, W, 3]` f32: the last map and its mean; and the new running statistics."""
+    """Returns features (f32) of `image [B, H, W, 3]` f32: the last map and its mean; and the new running statistics."""
     del key
     network = Network(settings=self.settings, train=train)
     x_BhwD, changed = network.apply({'params': params, STATE: state}, image, mutable=[STATE])

@@ -12,8 +12,7 @@ inside, S those inside its gate, O those it gives, K the side of its depthwise k
 
 The state has `{mean,var} [C]` f32 under the path of each norm. In training BatchNorm takes mean and variance
 over the complete batch of the step, over all devices. Numerics are those of the authors' weights. Blocks follow from
-the compound scaling of the paper (section 3.3, Table 1). Knows no mesh, no objective and no
-weight format.
+the compound scaling of the paper (section 3.3, Table 1). This module knows no mesh, no objective and no weight format.
 """
 from __future__ import annotations
 
@@ -57,67 +56,50 @@ MULTIPLE = 8          # that channels are rounded to
 NORM_MOMENTUM = .99   # of BatchNorm's running statistics: what stays at each step
 
 
-class Row(NamedTuple):
-  """A row of the paper's Table 1: equal blocks; the first of them has the stride."""
-  repeats: int
-  kernel: int
-  stride: int
-  expansion: int
-  channels: int
-
-
-B0 = (Row(1, 3, 1, 1, 16), Row(2, 3, 2, 6, 24), Row(2, 5, 2, 6, 40), Row(3, 3, 2, 6, 80), Row(3, 5, 1, 6, 112),
-      Row(4, 5, 2, 6, 192), Row(1, 3, 1, 6, 320))
-"""Table 1 of the paper, rows 2 to 8."""
+B0 = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
+      (1, 3, 1, 6, 320))
+"""Table 1 of the paper, rows 2 to 8: repeats, kernel, stride of the first block, expansion, channels of a stage."""
 
 
 class Block(NamedTuple):
-  """An inverted bottleneck: expands to `hidden` channels, depthwise convolution, gate, projection.
-
-  `name` is that in its stage; `squeezed` are the channels inside the gate. Where `hidden` equals `inputs` nothing
-  is expanded.
-  """
-  name: str
-  kernel: int
-  stride: int
-  inputs: int
-  hidden: int
-  squeezed: int
-  outputs: int
-
-  @property
-  def is_residual(self) -> bool:
-    return self.stride == 1 and self.inputs == self.outputs
+  """Sizes of an inverted bottleneck, which expands its input, convolves it by depth, gates it and projects it."""
+  name: str      # `block1`, `block2`, … of its stage
+  kernel: int    # side of the depthwise kernel
+  stride: int    # of the depthwise convolution
+  inputs: int    # channels of the input
+  hidden: int    # channels inside; nothing is expanded where it equals `inputs`
+  squeezed: int  # channels inside the gate
+  outputs: int   # channels of the output
 
 
 def scaled(channels: int, factor: float) -> int:
-  """Channels times a factor, to the nearest multiple of 8; one more if that lost over a tenth."""
+  """Returns channels times a factor, to the nearest multiple of 8; to the next one if that loses over a tenth."""
   exact = channels * factor
   rounded = max(MULTIPLE, int(exact + MULTIPLE / 2) // MULTIPLE * MULTIPLE)
   return rounded + MULTIPLE if rounded < .9 * exact else rounded
 
 
 def stages(model: schema.EfficientNet) -> list[tuple[Block, ...]]:
-  """The blocks of each stage."""
-  found = []
+  """Returns the blocks of each stage."""
+  blocks_of_stages = []
   inputs = scaled(STEM, model.width_factor)
-  for stage in B0:
-    outputs, blocks = scaled(stage.channels, model.width_factor), []
-    for i in range(math.ceil(stage.repeats * model.depth_factor)):
-      blocks.append(Block(f'block{i + 1}', stage.kernel, stage.stride if i == 0 else 1, inputs,
-                          inputs * stage.expansion, max(1, int(inputs * SE_RATIO)), outputs))
+  for repeats, kernel, stride, expansion, channels in B0:
+    outputs, blocks = scaled(channels, model.width_factor), []
+    for i in range(math.ceil(repeats * model.depth_factor)):
+      blocks.append(Block(name=f'block{i + 1}', kernel=kernel, stride=stride if i == 0 else 1, inputs=inputs,
+                          hidden=inputs * expansion, squeezed=max(1, int(inputs * SE_RATIO)), outputs=outputs))
       inputs = outputs
-    found.append(tuple(blocks))
-  return found
+    blocks_of_stages.append(tuple(blocks))
+  return blocks_of_stages
 
 
 def depthwise_normal(key: Key, shape: tuple[int, ...]) -> Array:
-  """Normal with variance `2 / (height * width)`: the authors count one output."""
+  """Returns normal values with variance `2 / (height * width)`: the authors count one output."""
   return initializers.normal(math.sqrt(2. / (shape[0] * shape[1])))(key, shape)
 
 
 def plain_depthwise(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
-  """The convolution of XLA.
+  """Returns the depthwise convolution by XLA's own operation.
 
   Args:
     x: `[B, H, W, C]`.
@@ -130,7 +112,7 @@ def plain_depthwise(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
 
 
 def by_taps(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
-  """The same as a loop over the taps."""
+  """Returns the depthwise convolution by a loop over the taps, the entries of the kernel."""
   side, x = kernel.shape[0], _padded(x, pads)
   size = (x.shape[1] - side) // stride + 1, (x.shape[2] - side) // stride + 1
   taps_TC = kernel.reshape(side * side, -1)
@@ -165,12 +147,14 @@ def _depthwise_backward(stride: int, pads: Pads, saved: tuple[Array, Array], dy:
 
 
 def _plain_gradient(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads) -> tuple[Array, Array]:
+  """Returns the gradients of input and kernel by XLA's own operations."""
   _, pull = jax.vjp(functools.partial(plain_depthwise, stride=stride, pads=pads), x, kernel)
   dx, dkernel = pull(dy)
   return dx, dkernel
 
 
 def _gradient_by_taps(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads) -> tuple[Array, Array]:
+  """Returns the gradients of input and kernel by loops over the taps."""
   side, padded = kernel.shape[0], _padded(x, pads)
 
   def of_tap(t: Array) -> Array:
@@ -189,11 +173,12 @@ depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
 def _padded(x: Array, pads: Pads) -> Array:
+  """Returns maps `[B, H, W, C]` with zeros around them."""
   return jnp.pad(x, ((0, 0), *pads, (0, 0)))
 
 
 def _shifted(x: Array, t: Array, side: int, size: tuple[int, int], stride: int) -> Array:
-  """What tap `t` of each place of a map of `size` reads."""
+  """Returns the values of padded maps that tap `t` reads for each place of a map of `size`, `[B, *size, C]`."""
   reach = [(n - 1) * stride + 1 for n in size]
   part = lax.dynamic_slice(x, (0, t // side, t % side, 0), (x.shape[0], *reach, x.shape[3]))
   return part[:, ::stride, ::stride] if stride > 1 else part
@@ -237,7 +222,7 @@ class ConvNorm(nn.Module, kw_only=True):
 
 
 class Gate(nn.Module, kw_only=True):
-  """`x * sigmoid(W2 silu(W1 mean(x) + b1) + b2)`, a factor for each channel (arXiv 1709.01507); it is f32."""
+  """`x * sigmoid(W2 silu(W1 mean(x) + b1) + b2)`, a factor for each channel, which is f32 (arXiv 1709.01507)."""
   squeezed: int
   forms: Forms
 
@@ -270,7 +255,9 @@ class InvertedBottleneck(nn.Module, kw_only=True):
     depthwise = ConvNorm(features=b.hidden, side=b.kernel, stride=b.stride, is_depthwise=True, **like, name='depthwise')
     y = Gate(squeezed=b.squeezed, forms=self.forms, name='gate')(nn.silu(depthwise(y)).astype(self.dtype))
     y = ConvNorm(features=b.outputs, **like, name='project')(y).astype(self.dtype)
-    return x + drop_path(y, rate, key, num_images=x.shape[0]) if b.is_residual else y
+    if b.stride == 1 and b.inputs == b.outputs:
+      return x + drop_path(y, rate, key, num_images=x.shape[0])
+    return y
 
 
 Draw = tuple[Array | None, Key | None]
@@ -278,11 +265,11 @@ Draw = tuple[Array | None, Key | None]
 
 
 def _draws(num_blocks: int, last_rate: float, key: Key | None) -> list[Draw]:
-  """Rates rise linearly from 0 in the first block to `last_rate` in the last."""
+  """Returns rates that rise linearly from 0 in the first block to `last_rate` in the last, and their keys."""
   if key is None or not last_rate:
     return [(None, None)] * num_blocks
   rates, keys = np.linspace(0., last_rate, num_blocks), jax.random.split(key, num_blocks)
-  return [(jnp.asarray(rate, jnp.float32), one) for rate, one in zip(rates, keys, strict=True)]
+  return [(jnp.asarray(rate, jnp.float32), key) for rate, key in zip(rates, keys, strict=True)]
 
 
 class Stage(nn.Module, kw_only=True):
@@ -296,9 +283,9 @@ class Stage(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, x: Array, draws: list[Draw]) -> Array:
     kind: Any = InvertedBottleneck if self.remat.saves_everything else nn.remat(InvertedBottleneck)
-    for block, draw in zip(self.blocks, draws, strict=True):
-      x = constrain_batch(kind(block=block, running=self.running, dtype=self.dtype, forms=self.forms,
-                               name=block.name)(x, *draw))
+    for block, (rate, key) in zip(self.blocks, draws, strict=True):
+      bottleneck = kind(block=block, running=self.running, dtype=self.dtype, forms=self.forms, name=block.name)
+      x = constrain_batch(bottleneck(x, rate, key))
     return x
 
 
@@ -310,14 +297,14 @@ class Network(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, image: Array, key: Key | None) -> Array:
     """`[B, H, W, 3]` to `[B, h, w, D]` f32; without a key nothing is random."""
-    s, of_stages = self.settings, stages(self.settings)
+    s, blocks_of_stages = self.settings, stages(self.settings)
     dtype = jnp.dtype(s.dtype.value)
     like: dict[str, Any] = {'running': Running(NORM_MOMENTUM, s.norm_eps, self.train), 'dtype': dtype,
                             'forms': select(s.kernels)}
-    draws = _draws(sum(map(len, of_stages)), s.drop_path, key)
+    draws = _draws(sum(map(len, blocks_of_stages)), s.drop_path, key)
     stem = ConvNorm(features=scaled(STEM, s.width_factor), side=3, stride=2, **like, name='stem')
     x = nn.silu(stem(image)).astype(dtype)
-    for i, blocks in enumerate(of_stages):
+    for i, blocks in enumerate(blocks_of_stages):
       x = Stage(blocks=blocks, remat=s.remat, **like, name=f'stage{i + 1}')(x, draws[:len(blocks)])
       draws = draws[len(blocks):]
     return nn.silu(ConvNorm(features=scaled(TOP, s.width_factor), **like, name='top')(x))
@@ -330,13 +317,13 @@ class EfficientNet:
   image_px: tuple[int, int]
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
-    """Parameters and running statistics; of `image [B, H, W, 3]` only the shape is read."""
+    """Returns parameters and running statistics; of `image [B, H, W, 3]` only the shape is read."""
     variables = Network(settings=self.settings, train=False).init(key, jnp.zeros((1, *image.shape[1:])), None)
     return variables['params'], variables[STATE]
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
-    """Features (f32) of `image [B, H, W, 3]` f32: the last map and its mean; and the new running statistics.
+    """Returns features (f32) of `image [B, H, W, 3]` f32: the last map and its mean; and the new running statistics.
 
     With `train` the mean has dropout.
     """

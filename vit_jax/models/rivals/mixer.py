@@ -22,17 +22,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.typing import DTypeLike
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, layers
+from vit_jax.config.schema import layers
 from vit_jax.core.axes import Names
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
 from vit_jax.models import stack
 from vit_jax.models.initialization import LECUN
-from vit_jax.models.kernels.forms import Forms, select
+from vit_jax.models.kernels.forms import select
 from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial
 from vit_jax.models.vit.context import Context
 from vit_jax.models.vit.stem import Patches
@@ -40,54 +39,50 @@ from vit_jax.models.vit.stem import Patches
 
 class Mlp(nn.Module, kw_only=True):
   """`W2 gelu(W1 x + b1) + b2`, with dropout after both; the value before the activation is named `mlp`."""
+  settings: schema.Mixer
   hidden: int
-  gelu: Gelu
-  dropout: float
-  dtype: DTypeLike
-  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array, key: Key | None) -> Array:
     """`[B, M, I]` to `[B, M, I]`."""
+    s, forms = self.settings, select(self.settings.kernels)
+
     def dense(width: int, name: str, axes: Names) -> Dense:
-      return Dense(features=(width,), axes=axes, dtype=self.dtype, law=LECUN, num_batch_dims=2, forms=self.forms,
-                   name=name)
+      return Dense(features=(width,), axes=axes, dtype=jnp.dtype(s.dtype.value), law=LECUN, num_batch_dims=2,
+                   forms=forms, name=name)
 
     keys = (None, None) if key is None else tuple(jax.random.split(key))
     hidden_BMF = checkpoint_name(dense(self.hidden, 'up', ('embed', 'mlp'))(x), 'mlp')
-    hidden_BMF = dropout(self.forms.gelu(hidden_BMF, self.gelu), self.dropout, keys[0])
-    return dropout(dense(x.shape[-1], 'down', ('mlp', 'out'))(hidden_BMF), self.dropout, keys[1])
+    hidden_BMF = dropout(forms.gelu(hidden_BMF, s.gelu), s.dropout, keys[0])
+    return dropout(dense(x.shape[-1], 'down', ('mlp', 'out'))(hidden_BMF), s.dropout, keys[1])
 
 
 class Block(nn.Module, kw_only=True):
   """`U = X + (W2 gelu(W1 LN(X)^T))^T`, `Y = U + W4 gelu(W3 LN(U))` (eq. 1)."""
-  tokens_mlp: int
-  channels_mlp: int
-  gelu: Gelu
-  norm_eps: float
-  dropout: float
-  dtype: DTypeLike
-  forms: Forms
+  settings: schema.Mixer
 
   @nn.compact
   def __call__(self, x: Array, *, rate: Array | None, dropout_key: Key | None) -> Array:
-    """One block.
+    """Applies one block.
 
     Args:
       x: `[B, N, D]` in the compute dtype.
       rate: f32 scalar, probability that a branch is dropped for an image; None = never.
       dropout_key: None switches dropout and stochastic depth off.
     """
-    def mlp(hidden: int, name: str) -> Mlp:
-      return Mlp(hidden=hidden, gelu=self.gelu, dropout=self.dropout, dtype=self.dtype, forms=self.forms, name=name)
-
+    s, num_images = self.settings, x.shape[0]
     keys = (None,) * 4 if dropout_key is None else tuple(jax.random.split(dropout_key, 4))
-    y_BND, num_images = LayerNorm(self.norm_eps, self.forms, name='norm1')(x), x.shape[0]
-    y_BDN = mlp(self.tokens_mlp, 'tokens')(y_BND.astype(self.dtype).swapaxes(1, 2), keys[0])
+    y_BND = norm(s, 'norm1')(x)
+    y_BDN = Mlp(settings=s, hidden=s.tokens_mlp, name='tokens')(y_BND.astype(x.dtype).swapaxes(1, 2), keys[0])
     y_BND = drop_path(y_BDN.swapaxes(1, 2), rate, keys[1], num_images=num_images)
     x = checkpoint_name(x + y_BND, 'residual')
-    y_BND = mlp(self.channels_mlp, 'channels')(LayerNorm(self.norm_eps, self.forms, name='norm2')(x), keys[2])
+    y_BND = Mlp(settings=s, hidden=s.channels_mlp, name='channels')(norm(s, 'norm2')(x), keys[2])
     return x + drop_path(y_BND, rate, keys[3], num_images=num_images)
+
+
+def norm(settings: schema.Mixer, name: str | None = None) -> LayerNorm:
+  """Returns a LayerNorm of the network."""
+  return LayerNorm(settings.norm_eps, select(settings.kernels), name=name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,22 +92,22 @@ class Mixer:
   image_px: tuple[int, int]
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
-    """Parameters, and `{}`. `image [B, H, W, 3]` must be of `image_px`; only its shape is read."""
+    """Returns parameters, and `{}`. `image [B, H, W, 3]` must be of `image_px`; only its shape is read."""
     assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
     s = self.settings
     keys = split_key(key, 'stem', 'blocks', 'norm')
     tokens = jnp.zeros((1, (self.image_px[0] // s.patch) * (self.image_px[1] // s.patch), s.width))
 
     def init_block(key: Key) -> Params:
-      return initial(self._block, key, tokens, rate=None, dropout_key=None)
+      return initial(Block(settings=s), key, tokens, rate=None, dropout_key=None)
 
     return {'stem': self._stem.init(keys['stem'], image.shape[-1])[0],
             'blocks': jax.vmap(init_block)(jax.random.split(keys['blocks'], s.depth)),
-            'norm': initial(self._norm, keys['norm'], jnp.zeros((1, s.width)))}, {}
+            'norm': initial(norm(s), keys['norm'], jnp.zeros((1, s.width)))}, {}
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
-    """Features (f32) of `image [B, H, W, 3]` f32, and `state` unchanged.
+    """Returns features (f32) of `image [B, H, W, 3]` f32, and `state` unchanged.
 
     Raises:
       UserError: if patches do not tile the image, or the parameters are for another number of tokens.
@@ -131,44 +126,30 @@ class Mixer:
       x_BND, _ = self._stem.apply(params['stem'], {}, image, train=train)
     with jax.named_scope('blocks'):
       x_BND = self._run(params['blocks'], x_BND, key=key if is_random else None)
-    x_BND = applied(self._norm, params['norm'], x_BND)
+    x_BND = applied(norm(s), params['norm'], x_BND)
     return Features(x_BND, constrain_batch(x_BND.mean(1)), grid), state
 
   def _run(self, params: Params, x_BND: Array, *, key: Key | None) -> Array:
-    """All blocks."""
+    """Runs all blocks; without a key nothing is random."""
     s = self.settings
 
     def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> tuple[Array, stack.Sums]:
-      return constrain_batch(applied(self._block, params, x, rate=rate, dropout_key=key)), {}
+      return constrain_batch(applied(Block(settings=s), params, x, rate=rate, dropout_key=key)), {}
 
     rates_L = jnp.asarray(np.linspace(0., s.drop_path, s.depth), jnp.float32) if s.drop_path else None
     keys_L = None if key is None else jax.random.split(key, s.depth)
-    return stack.run(layer, params, x_BND, ready=stack.cast(self._dtype), rates=rates_L, keys=keys_L,
+    return stack.run(layer, params, x_BND, ready=stack.cast(jnp.dtype(s.dtype.value)), rates=rates_L, keys=keys_L,
                      execution=s.execution, remat=s.remat)[0]
-
-  @property
-  def _dtype(self) -> DTypeLike:
-    return jnp.dtype(self.settings.dtype.value)
 
   @property
   def _stem(self) -> Patches:
     s = self.settings
-    return Patches(model=s, context=Context(norm=schema.LayerNorm(s.norm_eps), gelu=s.gelu, dtype=self._dtype,
-                                            forms=select(s.kernels)))
-
-  @property
-  def _norm(self) -> LayerNorm:
-    return LayerNorm(self.settings.norm_eps, select(self.settings.kernels))
-
-  @property
-  def _block(self) -> Block:
-    s = self.settings
-    return Block(tokens_mlp=s.tokens_mlp, channels_mlp=s.channels_mlp, gelu=s.gelu, norm_eps=s.norm_eps,
-                 dropout=s.dropout, dtype=self._dtype, forms=select(s.kernels))
+    return Patches(model=s, context=Context(norm=schema.LayerNorm(s.norm_eps), gelu=s.gelu,
+                                            dtype=jnp.dtype(s.dtype.value), forms=select(s.kernels)))
 
 
 def grow(params: Params, grid: tuple[int, int], *, times: tuple[int, int]) -> Params:
-  """Parameters for images that are a multiple of the size (arXiv 2105.01601, Appendix C).
+  """Returns parameters for images that are a multiple of the size (arXiv 2105.01601, Appendix C).
 
   The large image is divided into tiles of the original size. `W1` and `W2` of the MLP over tokens become block diagonal
   with one copy for each tile, so that each tile is at first processed as an image of its own; the hidden width grows
@@ -179,7 +160,8 @@ def grow(params: Params, grid: tuple[int, int], *, times: tuple[int, int]) -> Pa
     grid: tokens (h, w) of the original size.
     times: number of tiles, (downwards, sideways).
   """
-  (h, w), (down, across), tiles = grid, times, times[0] * times[1]
+  (h, w), (down, across) = grid, times
+  tiles = down * across
   y, x = np.meshgrid(np.arange(h * down), np.arange(w * across), indexing='ij')  # of the tokens of the large grid
   tile_N, place_N = (y // h * across + x // w).ravel(), (y % h * w + x % w).ravel()
   of_tile_NT = jax.nn.one_hot(tile_N, tiles, dtype=jnp.float32)

@@ -12,7 +12,7 @@ channels of the root, `H = W * 2^(s - 1)` those of a 3 x 3 convolution of stage 
   stage{s}/unit1/proj/kernel [1, 1, I, 4 H]            (the shortcut of a stage's first unit)
   norm/{scale,bias} [4 H of the last stage]
 
-Of the stem of a hybrid (under `stem/` of a ViT), where a norm comes after its convolution:
+Parameters of the stem of a hybrid (under `stem/` of a ViT), where a norm comes after its convolution:
 
   root/kernel [7, 7, 3, W], root_norm/{scale,bias} [W]
   stage{s}/unit{u}/{conv1,conv2,conv3}/kernel          (as above)
@@ -25,6 +25,7 @@ weight format.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -36,9 +37,8 @@ from jax.typing import DTypeLike
 from vit_jax.config import schema
 from vit_jax.config.schema import Remat
 from vit_jax.config.schema.layers import NORM_GROUPS
-from vit_jax.core.numerics import constrain_batch
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
-from vit_jax.models.convolution import AXES, MATRIX, convolve, map_features
+from vit_jax.models.convolution import AXES, MATRIX, Stage, convolve, map_features
 from vit_jax.models.initialization import Initializer, lecun_normal, zeros
 from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import applied, initial, param
@@ -49,16 +49,11 @@ EXPANSION = 4  # channels of a unit's output over those of its 3 x 3 convolution
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-  """Details in which publications differ.
-
-  var_eps: under the root of the standard deviation of a kernel.    std_eps: added to it.
-  norm_eps: of GroupNorm.
-  is_same: padding is SAME; else half of the kernel on both sides.
-  """
-  var_eps: float
-  std_eps: float
-  norm_eps: float
-  is_same: bool
+  """Details in which publications differ."""
+  var_eps: float   # added to the variance of a kernel
+  std_eps: float   # added to the standard deviation of a kernel
+  norm_eps: float  # added to the variance in GroupNorm
+  is_same: bool    # whether padding is SAME; else it is half of the kernel on both sides
 
 
 def standardized(kernel: Array, *, var_eps: float, std_eps: float) -> Array:
@@ -127,84 +122,63 @@ class GroupNorm(nn.Module, kw_only=True):
     return group_norm(x, scale, bias, groups=self.groups, eps=self.eps)
 
 
-class PreActivationUnit(nn.Module, kw_only=True):
-  """`proj(y) + conv3(relu(norm3(conv2(relu(norm2(conv1(y)))))))`, `y = relu(norm1(x))` (ResNet-v2, arXiv 1603.05027).
-
-  Without a projection the shortcut is x itself.
-  """
-  hidden: int
-  stride: int
-  has_proj: bool
-  dtype: DTypeLike
+class Unit(nn.Module, kw_only=True):
+  """The attributes of both kinds of units, and the layers that they consist of."""
+  hidden: int       # channels of the 3 x 3 convolution, H; the unit returns 4 H
+  stride: int       # of the 3 x 3 convolution
+  has_proj: bool    # whether the shortcut is a projection of the input; else it is the input itself
+  dtype: DTypeLike  # the compute dtype
   style: Style
   forms: Forms
+
+  def conv(self, name: str, features: int, *, side: int = 1, stride: int = 1) -> StdConv:
+    """Returns a convolution of this unit."""
+    return StdConv(features=features, side=side, dtype=self.dtype, style=self.style, stride=stride, forms=self.forms,
+                   name=name)
+
+  def norm(self, name: str, *, scale: float = 1.) -> GroupNorm:
+    """Returns a norm of this unit, whose scale starts at this value."""
+    return GroupNorm(groups=NORM_GROUPS, eps=self.style.norm_eps, scale_init=initializers.constant(scale), name=name)
+
+
+class PreActivationUnit(Unit, kw_only=True):
+  """`proj(y) + conv3(relu(norm3(conv2(relu(norm2(conv1(y)))))))` with `y = relu(norm1(x))`.
+
+  From ResNet-v2 (arXiv 1603.05027).
+  """
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     """`[B, H, W, I]` to `[B, H / stride, W / stride, 4 hidden]`, in the compute dtype."""
     def activated(x: Array, name: str) -> Array:
-      return relu(GroupNorm(groups=NORM_GROUPS, eps=self.style.norm_eps, name=name)(x)).astype(self.dtype)
+      return relu(self.norm(name)(x)).astype(self.dtype)
 
-    def conv(features: int, side: int, name: str, stride: int = 1) -> StdConv:
-      return StdConv(features=features, side=side, dtype=self.dtype, style=self.style, stride=stride, forms=self.forms,
-                     name=name)
-
+    wide = EXPANSION * self.hidden
     y = activated(x, 'norm1')
-    shortcut = conv(EXPANSION * self.hidden, 1, 'proj', self.stride)(y) if self.has_proj else x
-    y = conv(self.hidden, 1, 'conv1')(y)
-    y = conv(self.hidden, 3, 'conv2', self.stride)(activated(y, 'norm2'))
-    return shortcut + conv(EXPANSION * self.hidden, 1, 'conv3')(activated(y, 'norm3'))
+    shortcut = self.conv('proj', wide, stride=self.stride)(y) if self.has_proj else x
+    y = self.conv('conv1', self.hidden)(y)
+    y = self.conv('conv2', self.hidden, side=3, stride=self.stride)(activated(y, 'norm2'))
+    return shortcut + self.conv('conv3', wide)(activated(y, 'norm3'))
 
 
-class PostActivationUnit(nn.Module, kw_only=True):
-  """`relu(proj(x) + norm3(conv3(relu(norm2(conv2(relu(norm1(conv1(x))))))))` (ResNet-v1).
+class PostActivationUnit(Unit, kw_only=True):
+  """`relu(proj_norm(proj(x)) + norm3(conv3(relu(norm2(conv2(relu(norm1(conv1(x)))))))))` (ResNet-v1).
 
-  The projection has a norm too; without one the shortcut is x itself. The scale of `norm3` starts at zero.
+  The scale of `norm3` starts at zero.
   """
-  hidden: int
-  stride: int
-  has_proj: bool
-  dtype: DTypeLike
-  style: Style
-  forms: Forms
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     """`[B, H, W, I]` to `[B, H / stride, W / stride, 4 hidden]`, in the compute dtype."""
-    def normed(x: Array, features: int, side: int, names: tuple[str, str], stride: int = 1,
-               scale: float = 1.) -> Array:
-      x = StdConv(features=features, side=side, dtype=self.dtype, style=self.style, stride=stride, forms=self.forms,
-                  name=names[0])(x)
-      return GroupNorm(groups=NORM_GROUPS, eps=self.style.norm_eps, scale_init=initializers.constant(scale),
-                       name=names[1])(x)
-
     wide = EXPANSION * self.hidden
-    shortcut = normed(x, wide, 1, ('proj', 'proj_norm'), self.stride) if self.has_proj else x.astype(jnp.float32)
-    y = relu(normed(x, self.hidden, 1, ('conv1', 'norm1'))).astype(self.dtype)
-    y = relu(normed(y, self.hidden, 3, ('conv2', 'norm2'), self.stride)).astype(self.dtype)
-    return relu(shortcut + normed(y, wide, 1, ('conv3', 'norm3'), scale=0.)).astype(self.dtype)
-
-
-class Stage(nn.Module, kw_only=True):
-  """Units of one width; the first has the stride and a projection."""
-  units: int
-  hidden: int
-  stride: int
-  dtype: DTypeLike
-  style: Style
-  remat: Remat
-  is_hybrid: bool
-  forms: Forms
-
-  @nn.compact
-  def __call__(self, x: Array) -> Array:
-    kind: Any = PostActivationUnit if self.is_hybrid else PreActivationUnit
-    unit = kind if self.remat.saves_everything else nn.remat(kind)
-    for i in range(self.units):
-      x = unit(hidden=self.hidden, stride=1 if i else self.stride, has_proj=i == 0, dtype=self.dtype, style=self.style,
-               forms=self.forms, name=f'unit{i + 1}')(x)
-      x = constrain_batch(x)
-    return x
+    if self.has_proj:
+      shortcut = self.norm('proj_norm')(self.conv('proj', wide, stride=self.stride)(x))
+    else:
+      shortcut = x.astype(jnp.float32)
+    y = self.norm('norm1')(self.conv('conv1', self.hidden)(x))
+    y = self.norm('norm2')(self.conv('conv2', self.hidden, side=3, stride=self.stride)(relu(y).astype(self.dtype)))
+    y = self.norm('norm3', scale=0.)(self.conv('conv3', wide)(relu(y).astype(self.dtype)))
+    return relu(shortcut + y).astype(self.dtype)
 
 
 class Network(nn.Module, kw_only=True):
@@ -221,14 +195,15 @@ class Network(nn.Module, kw_only=True):
   def __call__(self, image: Array) -> Array:
     """`[B, H, W, 3]` to the last map; BiT's is normed and activated, f32."""
     style = self.style
+    kind = PostActivationUnit if self.is_hybrid else PreActivationUnit
     like: dict[str, Any] = {'dtype': self.dtype, 'style': style, 'forms': self.forms}
     x = StdConv(features=self.width, side=7, stride=2, **like, name='root')(image)
     if self.is_hybrid:
       x = relu(GroupNorm(groups=NORM_GROUPS, eps=style.norm_eps, name='root_norm')(x)).astype(self.dtype)
     x = max_pool(x, style=style)
-    for i, units in enumerate(self.layers):
-      x = Stage(units=units, hidden=self.width * 2 ** i, stride=2 if i else 1, remat=self.remat,
-                is_hybrid=self.is_hybrid, **like, name=f'stage{i + 1}')(x)
+    for i, num_units in enumerate(self.layers):
+      unit = functools.partial(kind, hidden=self.width * 2 ** i, **like)
+      x = Stage(unit=unit, num_units=num_units, stride=2 if i else 1, remat=self.remat, name=f'stage{i + 1}')(x)
     return x if self.is_hybrid else relu(GroupNorm(groups=NORM_GROUPS, eps=style.norm_eps, name='norm')(x))
 
 
@@ -239,12 +214,12 @@ class ResNet:
   image_px: tuple[int, int]
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
-    """Parameters, and `{}`; of `image [B, H, W, 3]` only the shape is read."""
+    """Returns parameters, and `{}`; of `image [B, H, W, 3]` only the shape is read."""
     return initial(self._network, key, jnp.zeros((1, *image.shape[1:]))), {}
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
-    """Features (f32) of `image [B, H, W, 3]` f32: the last map, and its mean; and `state` unchanged."""
+    """Returns features (f32) of `image [B, H, W, 3]` f32: the last map, and its mean; and `state` unchanged."""
     del train, key
     return map_features(applied(self._network, params, image)), state
 
@@ -257,12 +232,12 @@ class ResNet:
 
 
 def stem(settings: schema.ResNetStem, *, dtype: DTypeLike, remat: Remat, forms: Forms) -> Network:
-  """The network of a hybrid's stem."""
-  style = Style(settings.var_eps, settings.std_eps, settings.norm_eps, is_same=True)
+  """Returns the network of a hybrid's stem."""
+  style = Style(settings.var_eps, std_eps=settings.std_eps, norm_eps=settings.norm_eps, is_same=True)
   return Network(layers=settings.layers, width=settings.width, dtype=dtype, style=style, remat=remat, is_hybrid=True,
                  forms=forms)
 
 
 def num_channels(layers: tuple[int, ...], width: int) -> int:
-  """Channels of the last map."""
+  """Returns the number of channels of the last map."""
   return EXPANSION * width * 2 ** (len(layers) - 1) if layers else width

@@ -1,4 +1,9 @@
-"""What the modules of one Vision Transformer share."""
+"""What the modules of one Vision Transformer get beside their inputs.
+
+`Context` has the settings that are the same in all modules of a network. `vit.py` makes one for the stem, the norms and
+the pool (`of`), and one for the blocks, whose products may be quantized (`of_blocks`). `BlockInfo` describes the tokens
+of one call; every block gets it, and gives it to its MLP.
+"""
 from __future__ import annotations
 
 import dataclasses
@@ -16,28 +21,30 @@ from vit_jax.models.initialization import VISION_TRANSFORMER, Laws
 from vit_jax.models.kernels.forms import FAST, Forms, select
 
 LOSSES = 'losses'
-"""Collection of Flax in which a module of a block may `sow` scalars f32, such as a loss that balances experts.
+"""The Flax collection in which a module of a block may `sow` scalars f32, such as a loss that balances experts.
 
-They are summed over the blocks by name, and `Features.losses` has the sums, which objectives add to their loss.
+The network sums them over the blocks by name, and objectives add the sums, `Features.losses`, to their loss.
 """
 
 
 class BlockInfo(NamedTuple):
-  """Information for a block, and for the attention and the MLP in it, about the tokens `[B, M, D]` that they get.
+  """Describes the tokens `[B, M, D]` of one call to a block, and how it is applied to them.
+
+  Attention stays within S sequences of m tokens each. A sequence is one image, S = B and m = M, unless `num_sequences`
+  divides images into more of them, such as the rows of the token grid.
 
   num_images: B. The first two axes of the tokens may be joined, `[B * M, D]`.
-  rate: f32 scalar, probability that stochastic depth drops a branch, of a complete image; None = never.
-  key: of all that is random; None switches dropout and stochastic depth off.
-  capture: also return the attention weights.
-  num_extra: the first so many of M are no patches, but class token, distillation token and registers.
-  grid: of the patch tokens, `(h, w)`; None = tokens of no image.
-  positions: `[1, m, D]` or `[S, m, D]`, for kinds of positions that act inside attention.
+  rate: f32 scalar, probability that stochastic depth drops a branch of an image; None = never.
+  key: random key for dropout and stochastic depth; None switches both off.
+  capture: whether the block also returns its attention weights.
+  num_extra: number of tokens before the patches: class token, distillation token and registers.
+  grid: sides `(h, w)` of the grid of patch tokens; None = the tokens are of no image.
+  positions: `[1, m, C]` or `[S, m, C]`, for kinds of positions that act inside attention.
   attn_delta: `[S, A, m, m]` f32, added to the attention weights before they are used; None = nothing.
-  mask: bool, broadcasts to `[S, A, m, m]`: which keys each query attends to; None = all.
-  is_token: bool, `[B, M]`, False for padding, which must not change what is computed of other tokens; None = there is
-    none.
-  num_sequences: number of equal runs of rows that attention stays within, S; 0 = B.
-  num_keys: the first so many tokens of a sequence are attended to, the others only fill it up; 0 = all.
+  mask: bool, broadcasts to `[S, A, m, m]`: the keys that each query attends to; None = all.
+  is_token: bool `[B, M]`, False for padding, which must not change the results for other tokens; None = no padding.
+  num_sequences: S; 0 = B.
+  num_keys: number of tokens of a sequence that are attended to; the others, at its end, are padding. 0 = all.
   """
   num_images: int
   rate: Array | None = None
@@ -55,10 +62,14 @@ class BlockInfo(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
-  """What is the same in all modules of a network.
+  """The settings that are the same in all modules of a network.
 
-  norm: settings of the norms.    gelu: form of the GELU; None = `max(x, 0)` in its place.    dtype: of the products.
-  dropout: probability that an activation is dropped.    laws: by which parameters start.    forms: of the operations.
+  norm: settings of the norms.
+  gelu: form of the GELU; None = `max(x, 0)` in its place.
+  dtype: the compute dtype, that of matrix products.
+  dropout: probability that an activation is dropped.
+  laws: initial values of parameters.
+  forms: fast or plain forms of the operations.
   """
   norm: schema.NormSettings
   gelu: Gelu | None
@@ -68,21 +79,21 @@ class Context:
   forms: Forms = FAST
 
   def make_norm(self, name: str | None = None, *, axis: str = 'embed') -> nn.Module:
-    """Returns a norm of the network, over a logical axis."""
+    """Returns a norm over the last axis of its input, which has this logical axis."""
     return layers.norm(self.norm, self.forms, axis=axis, name=name)
 
 
 def of(model: schema.ViT) -> Context:
-  """Returns the context of what is not in the blocks of a network, such as stem, norms and pool."""
+  """Returns the context of the modules outside of the blocks, such as stem, norms and pool."""
   return Context(norm=model.norm, gelu=model.gelu, dtype=jnp.dtype(model.dtype.value), dropout=model.dropout,
                  laws=initialization.laws(model), forms=select(model.kernels))
 
 
 def of_blocks(model: schema.ViT) -> Context:
-  """Returns the context of a network's blocks, whose products may be quantized."""
+  """Returns the context of the blocks, whose products may be quantized."""
   return dataclasses.replace(of(model), forms=select(model.kernels, model.quantize))
 
 
 def f32(context: Context) -> Context:
-  """Returns the context of what computes in f32 and without dropout, such as attention pooling."""
+  """Returns a context for modules that compute in f32 and without dropout, such as attention pooling."""
   return dataclasses.replace(context, dtype=jnp.dtype(jnp.float32), dropout=0.)

@@ -14,12 +14,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.config import schema
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Key, Params
 from vit_jax.models.layers import applied, initial, param
 from vit_jax.models.vit import context
 from vit_jax.models.vit.attention import Attention
+from vit_jax.models.vit.block import Mlp
 from vit_jax.models.vit.context import BlockInfo, Context
-from vit_jax.models.vit.mlp import Mlp
 
 
 class AttentionPool(nn.Module, kw_only=True):
@@ -42,15 +43,16 @@ class AttentionPool(nn.Module, kw_only=True):
     attn = Attention(heads=self.heads, laws=f32.laws.pool, context=f32, name='attn')
     y_BD, captured = attn(probe_BD, tokens.reshape(-1, width), num_sequences=num_images, dropout_key=None,
                           capture=capture, mask=None if mask is None else mask[:, None, None])
-    return y_BD + Mlp(hidden=self.hidden, context=f32, name='mlp')(
-        f32.make_norm('norm')(y_BD), BlockInfo(num_images)), captured
+    mlp = Mlp(hidden=self.hidden, context=f32, name='mlp')
+    return y_BD + mlp(f32.make_norm('norm')(y_BD), BlockInfo(num_images)), captured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassToken:
-  """The class token (ViT paper, eq. 4); and what kinds of pools have in common.
+  """The class token (ViT paper, eq. 4); and the base of all kinds of pools.
 
-  model: settings of the network.    context: of the network.
+  model: settings of the network.
+  context: settings that the whole network shares.
   """
   model: schema.ViT
   context: Context
@@ -76,7 +78,16 @@ class ClassToken:
     return jnp.broadcast_to(self._weights(x_BMD.shape[1])[None], x_BMD.shape[:2])
 
   def _weights(self, num_tokens: int) -> Array:
+    """Returns the weights `[M]` of the tokens of an image, if they are those of every image."""
     return jnp.zeros(num_tokens).at[0].set(1.)
+
+
+def check_pooled(settings: schema.PoolSettings, pooled: Array, shape: tuple[int, ...]) -> None:
+  """Raises UserError if a person's own pool returns another shape than `[B, D]`, for tokens with `shape`."""
+  expected, found = (shape[0], shape[2]), getattr(pooled, 'shape', type(pooled).__name__)
+  if found != expected:
+    raise UserError(f'{type(settings).implementation}: expected an array {expected} from `pooled`, for tokens {shape}, '
+                    f'got {found}. Return one vector of the width of the network for each image.')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,8 +128,8 @@ class Map(ClassToken):
     return initial(self._network, key, jnp.zeros((1, 1, self.model.width)))
 
   def pooled(self, params: Params, x_BMD: Array, mask: Array | None = None) -> Array:
-    seen = {} if mask is None else {'mask': mask[:, self._num_unseen:]}
-    pooled_BD: Array = applied(self._network, params, x_BMD[:, self._num_unseen:], **seen)[0]
+    masked = {} if mask is None else {'mask': mask[:, self._num_unseen:]}
+    pooled_BD: Array = applied(self._network, params, x_BMD[:, self._num_unseen:], **masked)[0]
     return pooled_BD
 
   def weights(self, params: Params, x_BMD: Array) -> Array:
@@ -127,7 +138,7 @@ class Map(ClassToken):
 
   @property
   def _num_unseen(self) -> int:
-    """First tokens that the query does not attend to."""
+    """Number of first tokens that the query does not attend to."""
     return 0 if self.class_token else self.model.num_extra
 
   @property

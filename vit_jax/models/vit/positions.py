@@ -25,14 +25,13 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Key, PyTree
 from vit_jax.models import initialization
 from vit_jax.models.layers import param
-from vit_jax.models.vit import free_sizes
-from vit_jax.models.vit.interpolate import joined, resize
+from vit_jax.models.vit.interpolate import is_free, is_same_grid, joined, resize, traced_matrix, traced_sides
 
 TEMPERATURE = 10_000.  # MoCo v3, arXiv 2104.02057; MAE and big_vision use the same
 
 
 def sincos2d(grid: tuple[int, int], width: int) -> np.ndarray:
-  """Fixed 2-D sine-cosine embedding, `[h * w, width]` f32.
+  """Returns a fixed 2-D sine-cosine embedding, `[h * w, width]` f32.
 
   `[sin(x w_j), cos(x w_j), sin(y w_j), cos(y w_j)]` with x the column, y the row and
   `w_j = 10000^(-j / (width / 4 - 1))`, `j = 0 .. width / 4 - 1`. `width` is a multiple of 4, at least 8.
@@ -41,11 +40,12 @@ def sincos2d(grid: tuple[int, int], width: int) -> np.ndarray:
 
 
 def sincos2d_mae(grid: tuple[int, int], width: int) -> np.ndarray:
-  """As `sincos2d`, but `w_j = 10000^(-j / (width / 4))`: MAE's (and MoCo v3's), a little faster at each j > 0."""
+  """Returns `sincos2d` with `w_j = 10000^(-j / (width / 4))`, a little faster at j > 0, as in MAE and MoCo v3."""
   return _sincos(grid, np.arange(width // 4) / (width // 4))
 
 
 def _sincos(grid: tuple[int, int], exponents: np.ndarray) -> np.ndarray:
+  """Returns `sincos2d` with the frequencies `10000^-exponents`."""
   xp = library(grid)
   omega = TEMPERATURE ** -exponents
   y, x = xp.meshgrid(*(xp.arange(side, dtype=float) for side in grid), indexing='ij')
@@ -55,12 +55,12 @@ def _sincos(grid: tuple[int, int], exponents: np.ndarray) -> np.ndarray:
 
 
 def library(grid: tuple[int, int]) -> Any:
-  """NumPy, or where sides are symbols `jax.numpy`."""
-  return jnp if free_sizes.is_free(grid) else np
+  """Returns NumPy, or `jax.numpy` for a free grid (`interpolate.py`)."""
+  return jnp if is_free(grid) else np
 
 
 def relative_logits(query: Array, table: Array) -> Array:
-  """`R_ij = q_i . r(p_i - p_j)`: queries meet learned keys that know the offset alone (Appendix D.4).
+  """Returns `R_ij = q_i . r(p_i - p_j)`: products of queries with learned keys of the offsets (Appendix D.4).
 
   `p` is the place in raster order, so that offsets are one-dimensional. Class token and registers have
   no place: their rows and columns are zero.
@@ -85,10 +85,11 @@ def relative_logits(query: Array, table: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoPositions:
-  """No positions; and what kinds of positions have in common.
+  """No positions; and the base of all kinds of positions.
 
-  model: settings of the network.    grid: token grid of the images that it is built for.    at: where positions are
-  added.
+  model: settings of the network.
+  grid: token grid `(h, w)` of the images that the network is built for.
+  at: where positions are added: to the tokens of the stem, or in each block.
   """
   model: schema.ViT
   grid: tuple[int, int]
@@ -215,11 +216,12 @@ class Learned(NoPositions):
 
     def mixed(grid: Array) -> Array:
       """Returns the weight of each learned vector in that of each token, `[N, h * w]`."""
-      is_own, (rows, columns) = free_sizes.same(self.grid, (grid[0], grid[1])), grid
+      is_same = is_same_grid(self.grid, (grid[0], grid[1]))
+      rows, columns = grid
       row = jnp.minimum(number // columns, rows - 1)  # padding repeats the last row, so that its values are finite
-      height, width = free_sizes.sides((rows, columns), self.resize, is_own=is_own)
-      along_h = free_sizes.weights(row, h, height, self.resize, is_own=is_own)
-      along_w = free_sizes.weights(number % columns, w, width, self.resize, is_own=is_own)
+      height, width = traced_sides((rows, columns), self.resize, is_same=is_same)
+      along_h = traced_matrix(row, h, height, self.resize, is_same=is_same)
+      along_w = traced_matrix(number % columns, w, width, self.resize, is_same=is_same)
       return (along_h[:, :, None] * along_w[:, None]).reshape(num_tokens, h * w)
 
     return jnp.einsum('bnm,md->bnd', jax.vmap(mixed)(grid_B2), table[0, self.model.num_first:],

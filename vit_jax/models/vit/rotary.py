@@ -45,7 +45,7 @@ def angles_of(coordinates: Array, frequencies: Array) -> Array:
 
 
 def mixed_frequencies(base: float) -> Callable[..., Array]:
-  """An initializer of frequencies `[2, A, K / 2]`: those of the axial form, in each head turned by a random angle.
+  """Returns an initializer of frequencies `[2, A, K / 2]`: those of the axial form, turned by a random angle per head.
 
   `f = base^(-t / (K / 4)) (cos a, sin a)` for the first half, with a the angle of the head, and at a right angle to it
   for the second half, so that all directions of the image occur (RoPE-ViT, section 3.2, and its program).
@@ -54,13 +54,16 @@ def mixed_frequencies(base: float) -> Callable[..., Array]:
     _, heads, half = shape
     sizes_k = base ** -(jnp.arange(half // 2, dtype=dtype) / (half // 2))
     angles_A1 = jax.random.uniform(key, (heads, 1), dtype, 0., 2 * np.pi)
-    parts = [[sizes_k[None] * f(angles_A1 + turn) for turn in (0., np.pi / 2)] for f in (jnp.cos, jnp.sin)]
-    return jnp.stack([jnp.concatenate(one, axis=-1) for one in parts])
+    of_axes = []
+    for f in (jnp.cos, jnp.sin):  # of columns, of rows
+      halves = [sizes_k[None] * f(angles_A1 + turn) for turn in (0., np.pi / 2)]
+      of_axes.append(halves)
+    return jnp.stack([jnp.concatenate(halves, axis=-1) for halves in of_axes])
   return init
 
 
 def rotated(x: Array, positions: Array) -> Array:
-  """Rotates pairs of channels: `(a, b)` becomes `(a cos - b sin, b cos + a sin)`.
+  """Returns `x` with rotated pairs of channels: `(a, b)` becomes `(a cos - b sin, b cos + a sin)`.
 
   Channel j is paired with channel `j + K / 2`, and not with its neighbor as in the paper: the same model with channels
   in another order, whose halves need no strided access.
@@ -87,8 +90,10 @@ class Rotary(NoPositions):
     """Returns cosines and sines of 2-D rotary positions, `[h * w, K]` f32: `K / 2` cosines, then as many sines.
 
     The axial form of RoPE-ViT (arXiv 2403.13298, section 3.2, eq. 6 to 8): the angles of the token in column x and row
-    y are `x theta_t`, then `y theta_t`, with `theta_t = base^(-t / (K / 4))`, `t = 0 .. K / 4 - 1`. With `mixed` x and
-    y themselves, `[h * w, 2]`, as each block has frequencies of its own; and where training changes them.
+    y are `x theta_t`, then `y theta_t`, with `theta_t = base^(-t / (K / 4))`, `t = 0 .. K / 4 - 1`.
+
+    With `mixed`, where each block has frequencies of its own, and where training changes positions, the result is
+    `[h * w, 2]`, x and y themselves.
     """
     xp = library(grid)
     y, x = xp.meshgrid(*(coordinates(side, self.coordinates) for side in grid), indexing='ij')
@@ -105,12 +110,13 @@ class Rotary(NoPositions):
     """Returns positions whose coordinates, the last two entries, are shifted and scaled (`schema.UnitInterval`)."""
     c, keys = self.coordinates, jax.random.split(key, 5)
     assert isinstance(c, UnitInterval), c
-    largest = [2 * np.pi * c.shift] * 2 + [np.log(c.jitter)] * 2 + [np.log(c.rescale)]
-    draws = jnp.stack([most * jax.random.uniform(own, (), jnp.float32, -1., 1.)
-                       for own, most in zip(keys, largest, strict=True)])
-    places = (1,) * (positions.ndim - 1) + (2,)
-    moved = positions[..., -2:] + draws[:2].reshape(places)
-    moved = moved * jnp.exp(draws[2:4] + draws[4:]).reshape(places)
+    # Shifts of columns and rows, logarithms of their factors, and that of a factor of both.
+    bounds = [2 * np.pi * c.shift] * 2 + [np.log(c.jitter)] * 2 + [np.log(c.rescale)]
+    draws = jnp.stack([bound * jax.random.uniform(own_key, (), jnp.float32, -1., 1.)
+                       for own_key, bound in zip(keys, bounds, strict=True)])
+    over_last_axis = (1,) * (positions.ndim - 1) + (2,)
+    moved = positions[..., -2:] + draws[:2].reshape(over_last_axis)
+    moved = moved * jnp.exp(draws[2:4] + draws[4:]).reshape(over_last_axis)
     return jnp.concatenate([positions[..., :-2], moved], axis=-1)
 
   def at_stem(self, positions: Array) -> Array | None:

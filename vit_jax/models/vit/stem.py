@@ -19,47 +19,44 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.nn import relu
-from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Remat
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Key, Params, PyTree
 from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running
-from vit_jax.models.initialization import Initializer
-from vit_jax.models.kernels.forms import Forms
 from vit_jax.models.layers import Dense, applied, initial
 from vit_jax.models.vit.context import Context
 
-PATCHES = ('kernel', 'bias')
+PATCHES = ('kernel', 'bias')  # parameters of the patches; others are those of the network before them
 CONV_NORM_EPS, CONV_NORM_MOMENTUM = 1e-5, .9  # LV-ViT; the momentum is what stays of running statistics
 
 
 class Convolutions(nn.Module, kw_only=True):
   """`relu(norm(conv(x)))` three times: 7 x 7 at stride 2, then twice 3 x 3 (LV-ViT, arXiv 2104.10858, section 4.1)."""
   width: int
-  dtype: DTypeLike
-  running: Running
-  law: Initializer
-  forms: Forms
+  context: Context
+  train: bool
 
   @nn.compact
   def __call__(self, image: Array) -> Array:
     """`[B, H, W, 3]` to `[B, H / 2, W / 2, C]` in the compute dtype."""
-    x = image
+    x, context, running = image, self.context, Running(CONV_NORM_MOMENTUM, CONV_NORM_EPS, self.train)
     for i, (side, stride) in enumerate([(7, 2), (3, 1), (3, 1)], 1):
-      x = Conv(features=self.width, side=side, dtype=self.dtype, stride=stride, is_same=False,
-               kernel_init=self.law, forms=self.forms, name=f'conv{i}')(x)
-      x = relu(BatchNorm(self.running, name=f'norm{i}')(x)).astype(self.dtype)
+      x = Conv(features=self.width, side=side, dtype=context.dtype, stride=stride, is_same=False,
+               kernel_init=context.laws.stem, forms=context.forms, name=f'conv{i}')(x)
+      x = relu(BatchNorm(running, name=f'norm{i}')(x)).astype(context.dtype)
     return x
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Patches:
-  """The stem of a ViT: patches of the image itself; and what kinds of stems have in common.
+  """The stem of a ViT with patches of the image itself, and the base of other kinds of stems.
 
-  model: settings of the network.    context: of the network.    bias: of the patch embedding.    norm: whether
-  `ViT.stem` normalizes the tokens.
+  model: settings of the network.
+  context: settings that the whole network shares.
+  bias: whether the patch embedding has a bias.
+  norm: whether `ViT.stem` normalizes the tokens.
   """
   model: schema.ViT | schema.Mixer
   context: Context
@@ -68,14 +65,15 @@ class Patches:
 
   def init(self, key: Key, channels: int) -> tuple[Params, PyTree]:
     """Returns parameters for images of so many channels, whatever their size, and running statistics or `{}`."""
-    image, network = jnp.zeros((1, self.model.patch, self.model.patch, channels)), self.network(train=False)
+    image = jnp.zeros((1, self.model.patch, self.model.patch, channels))
+    network = self.network(train=False)
     if network is None:
       return initial(self._patches, key, image[None]), {}
     keys = split_key(key, 'patches', 'network')
     variables = network.init(keys['network'], image)
     image, state = network.apply(variables, image, mutable=[STATE])
-    of_patches = initial(self._patches, keys['patches'], image[None])
-    return {**variables['params'], **of_patches}, state.get(STATE, {})
+    patches = initial(self._patches, keys['patches'], image[None])
+    return {**variables['params'], **patches}, state.get(STATE, {})
 
   def apply(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
     """Maps `[B, H, W, 3]` to patch tokens `[B, N, D]` in the compute dtype, and the new running statistics.
@@ -85,8 +83,8 @@ class Patches:
     """
     network, num_images = self.network(train=train), image.shape[0]
     if network is not None:
-      before = {name: leaf for name, leaf in params.items() if name not in PATCHES}
-      image, changed = network.apply({'params': before, STATE: state}, image, mutable=[STATE])
+      of_network = {name: leaf for name, leaf in params.items() if name not in PATCHES}
+      image, changed = network.apply({'params': of_network, STATE: state}, image, mutable=[STATE])
       image, state = constrain_batch(image), changed.get(STATE, {})
     p = self.model.patch // self.stride
     h, w, channels = image.shape[1] // p, image.shape[2] // p, image.shape[3]
@@ -96,8 +94,9 @@ class Patches:
 
   def embedded(self, params: Params, patches: Array) -> Array:
     """Maps patches `[B, N, p * p * C]` in the compute dtype to tokens `[B, N, D]`."""
-    own = {'kernel': params['kernel'].reshape(patches.shape[-1], self.model.width),
-           **({'bias': params['bias']} if self.bias else {})}
+    own = {'kernel': params['kernel'].reshape(patches.shape[-1], self.model.width)}
+    if self.bias:
+      own['bias'] = params['bias']
     return constrain_batch(applied(self._patches, own, patches))
 
   @property
@@ -139,6 +138,4 @@ class ConvolutionPatches(Patches):
   width: int
 
   def network(self, *, train: bool) -> nn.Module:
-    running = Running(CONV_NORM_MOMENTUM, CONV_NORM_EPS, train)
-    return Convolutions(width=self.width, dtype=self.context.dtype, running=running, law=self.context.laws.stem,
-                        forms=self.context.forms)
+    return Convolutions(width=self.width, context=self.context, train=train)

@@ -98,7 +98,8 @@ class TextTower:
     if self.out_width:
       kernel = lecun_normal(keys['projection'], (self.width, self.out_width))
       params['projection'] = {'kernel': labelled(kernel, ('embed', 'classes'), matrix=(1, 1))}
-      params['projection'] |= {'bias': labelled(jnp.zeros(self.out_width), (None,))} if self.projection_bias else {}
+      if self.projection_bias:
+        params['projection']['bias'] = labelled(jnp.zeros(self.out_width), (None,))
     return params
 
   def apply(self, params: Params, tokens: Array, mask: Array) -> Array:
@@ -119,14 +120,14 @@ class TextTower:
       x_BND = x_BND * self.width ** .5 + jnp.asarray(sinusoids(self.length, self.width))[None]
     else:
       x_BND = x_BND + params['positions']
-    seen = self._seen(mask)
+    attended = self._attended(mask)
 
     def layer(params: Params, x_BND: Array, rate: Array | None, key: Key | None) -> tuple[Array, stack.Sums]:
-      return applied(self._block, params, x_BND, {}, BlockInfo(x_BND.shape[0], rate, key, mask=seen))[0], {}
+      return applied(self._block, params, x_BND, {}, BlockInfo(x_BND.shape[0], rate, key, mask=attended))[0], {}
 
-    is_f32 = self.dtype == jnp.float32
-    x_BND, _ = stack.run(layer, params['blocks'], x_BND.astype(self.dtype), rates=None, keys=None, remat=self.remat,
-                         ready=(lambda params: params) if is_f32 else stack.cast(self.dtype), execution=self.execution)
+    ready: stack.Ready = stack.cast(self.dtype) if self.dtype != jnp.float32 else lambda params: params
+    x_BND, _ = stack.run(layer, params['blocks'], x_BND.astype(self.dtype), ready=ready, rates=None, keys=None,
+                         execution=self.execution, remat=self.remat)
     normed_BND: Array = applied(self._norm, params['norm'], x_BND)
     return normed_BND
 
@@ -135,16 +136,17 @@ class TextTower:
     pooled_BD = self._pooled(tokens_BND, tokens, mask)
     if not self.out_width:
       return pooled_BD
-    found_BE = jnp.dot(pooled_BD, params['projection']['kernel'])
-    return found_BE + params['projection']['bias'][None] if self.projection_bias else found_BE
+    projected_BE = jnp.dot(pooled_BD, params['projection']['kernel'])
+    return projected_BE + params['projection']['bias'][None] if self.projection_bias else projected_BE
 
-  def _seen(self, mask_BN: Array) -> Array | None:
-    """Which keys each query attends to, `[1 or B, 1, N or 1, N]` bool; None = all."""
+  def _attended(self, mask_BN: Array) -> Array | None:
+    """Returns which keys each query attends to, `[1 or B, 1, N or 1, N]` bool; None = all."""
     if self.is_causal:
       return jnp.tril(jnp.ones((self.length, self.length), bool))[None, None]
     return mask_BN[:, None, None] if self.pool is TextPool.MEAN else None
 
   def _pooled(self, x_BND: Array, tokens_BN: Array, mask_BN: Array) -> Array:
+    """Returns one vector of each text, `[B, D]`, before the projection."""
     match self.pool:
       case TextPool.LAST:
         return x_BND[:, -1]
