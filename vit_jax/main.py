@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.commands import JOBS, Command, Flag, Job, find_model
 from vit_jax.config import files as configs
-from vit_jax.config.engine import ELSEWHERE
+from vit_jax.config.overrides import ELSEWHERE
 from vit_jax.core import failures, globs, implementation, reports, signals
 from vit_jax.core.errors import UserError
 from vit_jax.record import console

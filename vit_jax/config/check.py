@@ -51,7 +51,7 @@ def combinations(config: schema.Config, *, of: str = '') -> Iterator[str]:
   """Yields problems of settings that do not go together, in a config whose single settings are valid."""
   for prefix, part in ranges.walk(config):
     if _is_inside(prefix, of):
-      yield from part.problems(config, prefix.rstrip('.'))
+      yield from checks.combinations(part, config, prefix.rstrip('.'))
   if not of and not config.mesh.slices:
     yield from _slices_problems(config)
 

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.config import engine, schema
-from vit_jax.config.schema import ranges
+from vit_jax.config import engine, overrides, schema
+from vit_jax.config.schema import checks, ranges
 from vit_jax.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def expanded(study: schema.Study, changes: Sequence[str] = (), *, method: schema
   search = dataclasses.replace(search, method=method or search.method)
   _check(study, search, changes)
   points = {f'point{number:03}': point for number, point in enumerate(draw(search))}
-  runs = {name: engine.changed({'': search.base}, [*changes, *(f'{key}={text}' for key, text in point.items())],
+  runs = {name: overrides.changed({'': search.base}, [*changes, *(f'{key}={text}' for key, text in point.items())],
                                 models=models)[''] for name, point in points.items()}
   return dataclasses.replace(study, runs=runs, search=search)
 
@@ -66,7 +66,7 @@ def _check(study: schema.Study, search: schema.Search, changes: Sequence[str]) -
   found = [str(problem) for prefix, part in ranges.walk(search, 'search.') if not prefix.startswith('search.base.')
            for problem in ranges.problems(part, prefix)]
   found = found or [text for prefix, part in ranges.walk(search, 'search.') if not prefix.startswith('search.base.')
-                    for text in part.problems(search.base, prefix.rstrip('.'))]
+                    for text in checks.combinations(part, search.base, prefix.rstrip('.'))]
   given = [one.partition('=')[0] for one in changes]
   found += [f'--config.{name}: expected a setting that the search does not choose, got {name}. Remove it from the '
             'command, or from the ranges.' for name in given if name in search.ranges]

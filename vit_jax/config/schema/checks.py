@@ -5,7 +5,7 @@ import functools
 import inspect
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from vit_jax.core import globs
 from vit_jax.core.errors import UserError
@@ -18,12 +18,32 @@ class UnknownSetting(UserError):
   """A name that a settings dataclass does not have."""
 
 
+class NoEffect(NamedTuple):
+  """Settings of a part that have no effect where another setting of the part has certain values.
+
+  They must then have their defaults. `NoEffect('ema', (0.,), ('ema_warmup',))` of the part `train` gives the message
+  `train.ema_warmup: expected its default ratio with train.ema=0, got power. It has no effect there.`
+
+  setting, values: where this setting has one of these values.
+  others: the settings without effect; () = all, as the part is switched off: nothing else of it is checked.
+  note: what follows the value in the message, such as `, which takes all`.
+  advice: a further sentence of the message, if the advice is not to remove the setting.
+  """
+  setting: str
+  values: tuple[Any, ...]
+  others: tuple[str, ...] = ()
+  note: str = ''
+  advice: str = ''
+
+
 class Settings:
   """Base of all parts of a config, which are dataclasses.
 
-  `implementation` names the code of a part that may be of several kinds, as `module:name` (`core/implementation.py`).
+  implementation: the code of a part that may be of several kinds, as `module:name` (`core/implementation.py`).
+  without_effect: settings that have no effect in some configs; a class has the entries of its base classes, too.
   """
   implementation: ClassVar[str]
+  without_effect: ClassVar[tuple[NoEffect, ...]] = ()
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
     super().__init_subclass__(**kwargs)
@@ -40,7 +60,7 @@ class Settings:
     super().__setattr__(name, value)
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    """Yields a message for each combination of settings that cannot work or has no effect.
+    """Yields a message for each combination of settings that cannot work, or has no effect and is no `NoEffect`.
 
     Args:
       config: the complete run, in which every single setting has a valid value (`ranges.py`).
@@ -88,9 +108,18 @@ def shown(value: Any) -> str:
   return text if len(text) <= 80 else f'{text[:60]}… ({len(text):,} characters)'
 
 
-def switched_off(part: Any, name: str, condition: str) -> Iterator[str]:
-  """Yields problems of settings of a part that differ from their defaults while it is switched off."""
-  return no_effect(part, name, [field.name for field in dataclasses.fields(part)], condition)
+def combinations(part: Settings, config: Run, name: str) -> Iterator[str]:
+  """Yields problems of settings that do not go together: those of `without_effect`, and those of `problems`."""
+  for kind in reversed(type(part).__mro__):
+    for entry in vars(kind).get('without_effect', ()):
+      value = getattr(part, entry.setting)
+      if value in entry.values:
+        text = f'{value:g}' if isinstance(value, float) else shown(value)
+        yield from no_effect(part, name, entry.others or names(type(part)),
+                             f'with {name}.{entry.setting}={text}{entry.note}', entry.advice)
+        if not entry.others:
+          return
+  yield from part.problems(config, name)
 
 
 def no_effect(part: Any, name: str, settings: Collection[str], condition: str, advice: str = '') -> Iterator[str]:

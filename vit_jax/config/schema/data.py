@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import field
 
-from vit_jax.config.schema.checks import Run, Settings, no_effect, problem, switched_off
+from vit_jax.config.schema.checks import NoEffect, Run, Settings, no_effect, problem
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, INSIDE, SEED, THREADS, Range, ranged
 from vit_jax.config.schema.recipe import Crop, Recipe
 
@@ -50,11 +50,9 @@ class Pseudo(Settings):
   # Images taken of each class, the most confident ones, repeated where there are too few; 0 = all.
   per_class: int = ranged(0, COUNT_OR_0)
   share: float = ranged(.5, INSIDE)       # of these images in training
+  without_effect = (NoEffect('source', ('',)),)
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    if not self.source:
-      yield from switched_off(self, name, f"with {name}.source=''")
-      return
     for setting, what in (('teacher', 'weights, which label the images'), ('labels', 'a directory for the labels')):
       if not getattr(self, setting):
         yield problem(f'{name}.{setting}', what, '')

@@ -8,7 +8,7 @@ from typing import ClassVar
 from vit_jax.config.schema import checks
 from vit_jax.config.schema import objective_base as base
 from vit_jax.config.schema import ranges as r
-from vit_jax.config.schema.checks import no_effect, problem
+from vit_jax.config.schema.checks import NoEffect, problem
 from vit_jax.config.schema.contrastive import Contrastive
 from vit_jax.config.schema.dino import Collapse, Dino, Dinov2, Dinov2Distill, Dinov3
 from vit_jax.config.schema.model import Head, Model
@@ -237,6 +237,7 @@ class TokenLabel(ObjectiveSettings):
   class_target: ClassTarget = ClassTarget.MAP
   top: int = ranged(5, r.COUNT)                        # classes a position in the maps
   map_grid: tuple[int, int] = ranged((18, 18), r.COUNT)  # positions of the maps
+  without_effect = (NoEffect('mix_token', (False,), ('mix_group',)),)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
@@ -249,8 +250,6 @@ class TokenLabel(ObjectiveSettings):
       yield from checks.multiple('batch_size / train.accumulate', rows, 2,
                                  f'2 with {name}.mix_token=true, which mixes pairs')
       yield from group_problems(f'{name}.mix_group', self.mix_group, rows, 'batch_size / train.accumulate')
-    else:
-      yield from checks.no_effect(self, name, ('mix_group',), f'with {name}.mix_token=False')
 
 
 class DistillType(enum.Enum):
@@ -285,14 +284,10 @@ class Distill(ObjectiveSettings):
   temperature: float = ranged(1., r.POSITIVE)   # of soft teaching
   soft_mean: SoftMean = SoftMean.PAPER          # of soft teaching
   label_smoothing: float = ranged(0., r.BELOW_1)  # of the labels' part
-
-  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    yield from super().problems(config, name)
-    if self.distill_type is DistillType.HARD:
-      yield from no_effect(self, name, ('temperature', 'soft_mean'), f'with {name}.distill_type=hard',
-                           f'Remove it, or set {name}.distill_type=soft.')
-    if self.weight == 1:
-      yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
+  without_effect = (
+      NoEffect('distill_type', (DistillType.HARD,), ('temperature', 'soft_mean'),
+               advice='Remove it, or set objective.distill_type=soft.'),
+      NoEffect('weight', (1.,), ('label_smoothing',), ', which leaves the labels out'))
 
 
 class FeatureDistance(enum.Enum):

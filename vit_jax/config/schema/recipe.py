@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import field
 
 from vit_jax.config.schema import ranges as r
-from vit_jax.config.schema.checks import Run, Settings, ascending, multiple, no_effect, problem, switched_off
+from vit_jax.config.schema.checks import NoEffect, Run, Settings, ascending, multiple, no_effect, problem
 from vit_jax.config.schema.ranges import Range, ranged
 from vit_jax.config.schema.vit import ViT
 
@@ -76,15 +76,11 @@ class RandAugment(Settings):
   magnitude_std: float = ranged(0., r.NOT_NEGATIVE)  # of a normal added to it for each operation
   probability: float = ranged(1., r.SHARE)         # that a chosen operation is applied
   table: OpTable = OpTable.AUGREG
+  without_effect = (NoEffect('layers', (0,)), NoEffect('table', (OpTable.AUGREG,), ('magnitude_std',)))
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    if self.layers == 0:
-      yield from switched_off(self, name, f'with {name}.layers=0')
-    elif self.table is OpTable.TIMM:
-      if self.magnitude > MAX_TIMM:
-        yield problem(f'{name}.magnitude', f'at most {MAX_TIMM:g} with {name}.table=timm', self.magnitude)
-    else:
-      yield from no_effect(self, name, ('magnitude_std',), f'with {name}.table=augreg')
+    if self.table is OpTable.TIMM and self.magnitude > MAX_TIMM:
+      yield problem(f'{name}.magnitude', f'at most {MAX_TIMM:g} with {name}.table=timm', self.magnitude)
 
 
 @dataclasses.dataclass
@@ -108,10 +104,9 @@ class Erase(Settings):
   probability: float = ranged(0., r.SHARE)                   # of an image; 0 = off
   area: tuple[float, float] = ranged((.02, 1 / 3), r.UP_TO_1)  # of the image's area
   aspect: tuple[float, float] = ranged((.3, 1 / .3), r.POSITIVE)  # range of the ratio of its sides
+  without_effect = (NoEffect('probability', (0.,), ('area', 'aspect')),)
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    if self.probability == 0:
-      yield from switched_off(self, name, f'with {name}.probability=0')
     yield from ascending(f'{name}.area', self.area)
     yield from ascending(f'{name}.aspect', self.aspect)
 
@@ -135,15 +130,13 @@ class Views(Settings):
   # Size of copies of the global crops for the Gram teacher of Dinov3, divided by theirs; 1 = it sees the crops.
   gram_scale: float = ranged(1., Range(1, 8))
   gram_colors: bool = True  # whether these copies have the changed colors, the blur and the solarization of the crops
+  without_effect = (NoEffect('on', (False,)), NoEffect('gram_scale', (1.,), ('gram_colors',)))
 
   def gram_px(self, image_px: tuple[int, int]) -> tuple[int, int]:
     """Returns height and width of the copies for a Gram teacher."""
     return round(image_px[0] * self.gram_scale), round(image_px[1] * self.gram_scale)
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    if not self.on:
-      yield from switched_off(self, name, f'with {name}.on=False')
-      return
     objective, patch = config.objective, getattr(config.model, 'patch', 1)
     if self.gram_scale > 1:
       if not objective.takes_copies:
@@ -151,8 +144,6 @@ class Views(Settings):
                       self.gram_scale)
       for side in self.gram_px(config.image_px):
         yield from multiple(f'{name}.gram_scale times image_px={config.image_px}', side, patch, f'model.patch={patch}')
-    else:
-      yield from no_effect(self, name, ['gram_colors'], f'with {name}.gram_scale=1')
     if not objective.takes_views:
       yield problem(f'{name}.on', f'False for objective {type(objective).__name__}, which takes one image', True)
     if self.num_local:
@@ -207,6 +198,12 @@ class Recipe(Settings):
   # Of RGB in [0, 1]. With data.channels other than 3, of each channel in its units; left alone, as prepare measured.
   mean: tuple[float, ...] = ranged((.5, .5, .5), r.ANY)
   std: tuple[float, ...] = ranged((.5, .5, .5), r.POSITIVE)  # like mean
+  without_effect = (
+      NoEffect('crop', (Crop.RESIZE,), ('crop_area', 'crop_interpolation')),
+      NoEffect('crop', (Crop.WINDOW, Crop.RESIZE), ('crop_aspect', 'crop_sampler'),
+               advice='Set crop=inception for it.'),
+      NoEffect('crop_sampler', (CropSampler.TORCHVISION, CropSampler.CLIPPED), ('crop_tries', 'crop_covered')),
+      NoEffect('interpolation', (Interpolation.AREA,), ('antialias', 'eval_area')))
 
   def __post_init__(self) -> None:
     if isinstance(self.exif_orientation, bool):  # as configs in Python may say it
@@ -215,22 +212,15 @@ class Recipe(Settings):
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from ascending(f'{name}.crop_area', self.crop_area)
     yield from ascending(f'{name}.crop_aspect', self.crop_aspect)
-    made = f'with {name}.crop={self.crop.value}'
-    if self.crop is Crop.RESIZE:
-      yield from no_effect(self, name, ('crop_area', 'crop_interpolation'), made)
-    elif self.views.on:
+    if self.crop is not Crop.RESIZE and self.views.on:
       yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.views.on=True')
-    elif self.crop_interpolation.value == self.interpolation.value:
+    elif self.crop is not Crop.RESIZE and self.crop_interpolation.value == self.interpolation.value:
       yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.interpolation={self.interpolation.value}')
-    if self.crop is not Crop.INCEPTION:
-      yield from no_effect(self, name, ('crop_aspect', 'crop_sampler'), made, 'Set crop=inception for it.')
-    if self.crop_sampler is not CropSampler.TENSORFLOW:
-      yield from no_effect(self, name, ('crop_tries', 'crop_covered'),
-                           f'with {name}.crop_sampler={self.crop_sampler.value}')
     yield from self._resize_problems(config, name)
     yield from self._mixing_problems(config, name)
     if not self.jitter.is_on:
-      yield from switched_off(self.jitter, f'{name}.jitter', 'where brightness, contrast, saturation and hue are 0')
+      yield from no_effect(self.jitter, f'{name}.jitter', ('probability',),
+                           'where brightness, contrast, saturation and hue are 0')
     if self.randaugment.layers and self.three_augment:
       yield problem(f'{name}.three_augment', f'False with {name}.randaugment.layers={self.randaugment.layers}', True,
                     'Three-Augment replaces RandAugment: set one of the two.')
@@ -276,9 +266,7 @@ class Recipe(Settings):
       yield from self._native_problems(config, name)
     if self.eval_resize_px and self.eval_resize_px < max(config.image_px):
       yield problem(f'{name}.eval_resize_px', f'0, or at least image_px={config.image_px}', self.eval_resize_px)
-    if self.interpolation is Interpolation.AREA:
-      yield from no_effect(self, name, ('antialias', 'eval_area'), f'with {name}.interpolation=area')
-    elif self.antialias and not self.eval_area:
+    if self.interpolation is not Interpolation.AREA and self.antialias and not self.eval_area:
       yield from no_effect(self, name, ('truncate',), f"with {name}.antialias=True, as Pillow's filters round")
     if self.eval_area and self.crop is Crop.RESIZE and self.interpolation is not Interpolation.AREA:
       yield problem(f'{name}.eval_area', f'False with {name}.crop=resize, where training resizes as evaluation does',
@@ -321,9 +309,9 @@ class Recipe(Settings):
         yield problem('batch_size', f'an even number with {name}.{mixing}, which mixes pairs', config.batch_size)
     if not self.mixup and not self.cutmix:
       yield from no_effect(self, name, ('mix_probability', 'mix_group'), 'where mixup and cutmix are 0')
-    yield from group_problems(f'{name}.mix_group', self.mix_group, config.batch_size, 'batch_size')
     if not self.mixup or not self.cutmix:
       yield from no_effect(self, name, ('cutmix_share',), 'unless mixup and cutmix are both on')
+    yield from group_problems(f'{name}.mix_group', self.mix_group, config.batch_size, 'batch_size')
 
 
 def num_groups(num: int, group: int) -> int:

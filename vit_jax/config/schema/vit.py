@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks, layers
+from vit_jax.config.schema.checks import NoEffect
 from vit_jax.config.schema.layers import AttentionKernel, DType, Kernels, MlpKernel, Network, Part, Quantize
 from vit_jax.config.schema.positions import Learned, Positions, PositionsAt, Relative
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
@@ -126,11 +127,7 @@ class Plain(BlockSettings):
   mlp_scale: bool = True  # `layer_scale` is of the MLP too (Sapiens 2: of attention alone)
   branch_scale: float = ranged(1., POSITIVE)  # each branch is multiplied with it before it is added (LV-ViT 1/2, 1/3)
   implementation: ClassVar[str] = 'vit_jax.models.vit.block:Plain'
-
-  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
-    del model, name
-    if not self.layer_scale:
-      yield from checks.no_effect(self, own, ['mlp_scale'], f'with {own}.layer_scale=0')
+  without_effect = (NoEffect('layer_scale', (0.,), ('mlp_scale',)),)
 
 
 @dataclasses.dataclass
@@ -149,7 +146,6 @@ class Axial(Plain):
 
   def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
     """Yields problems of tokens that are no patches: axial attention is within rows and columns."""
-    yield from super().network_problems(model, name, own)
     if model.pool.class_token:
       yield checks.problem(f'{name}.pool', f'mean or map, without a class token, with {own}=axial',
                            model.pool if isinstance(model.pool, ClassToken) else 'one with a class token')
@@ -330,6 +326,8 @@ class ViT(checks.Settings):
   implementation: ClassVar[str] = 'vit_jax.models.vit.vit:build'
   remats: ClassVar[tuple[layers.Remat, ...]] = layers.BLOCK_REMATS
   executions: ClassVar[tuple[layers.Execution | None, ...]] = layers.EXECUTIONS
+  without_effect = (NoEffect('execution', (layers.Execution.UNROLLED,), ('unroll',)),
+                    NoEffect('drop_path', (0.,), ('drop_path_even',)))
 
   @property
   def has_batch_norm(self) -> bool:
@@ -356,11 +354,7 @@ class ViT(checks.Settings):
     yield from checks.multiple(f'{name}.width', self.width, self.heads, f'{name}.heads={self.heads}')
     yield from checks.multiple(f'{name}.patch', self.patch, self.stem.stride,
                                f'{self.stem.stride} px, the stride of {name}.stem={type(self.stem).__name__}')
-    if self.unroll > 1 and self.execution is layers.Execution.UNROLLED:
-      yield from checks.no_effect(self, name, ['unroll'], f'with {name}.execution={self.execution.value}')
     yield from checks.at_most(f'{name}.full_remat', self.full_remat, self.depth, f'{name}.depth')
-    if not self.drop_path:
-      yield from checks.no_effect(self, name, ['drop_path_even'], f'with {name}.drop_path=0')
     if self.last_norm is LastNorm.POOLED and not isinstance(self.pool, Mean):
       yield checks.problem(f'{name}.last_norm', f'tokens or none with {name}.pool={checks.kind(self.pool)}',
                            self.last_norm, f'Set {name}.pool=mean, which it normalizes.')
