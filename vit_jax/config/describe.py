@@ -29,22 +29,15 @@ REQUIRED = object()
 
 
 class Described(NamedTuple):
-  """A setting.
-
-  name: dotted path, as in `--config.NAME=VALUE`.    value: it has now.
-  part: the type of the part that it belongs to, such as `AdamW`.
-  type: such as `number`, `numbers with commas` or `choice`.    unit: '' = none.
-  default: of the schema; `REQUIRED` if there is none.    allowed: values, in words; '' = any of the type.
-  about: the comment of the schema.
-  """
-  name: str
-  value: Any
-  part: str
-  type: str
-  unit: str
-  default: Any
-  allowed: str
-  about: str
+  """A setting."""
+  name: str     # dotted path, as in `--config.NAME=VALUE`
+  value: Any    # that it has now
+  part: str     # the type of the part that it belongs to, such as `AdamW`
+  type: str     # such as `number`, `numbers with commas` or `choice`
+  unit: str     # such as `px`; '' = none
+  default: Any  # of the schema; `REQUIRED` if there is none
+  allowed: str  # values, in words; '' = any of the type
+  about: str    # the comment of the schema
 
 
 def settings(config: Any) -> list[Described]:
@@ -61,9 +54,12 @@ def _describe(part: Any, prefix: str, default_part: Any) -> Iterator[Described]:
     if type(default_part) is type(part):
       default = getattr(default_part, field.name)
     allowed = field.metadata.get('allowed')
+    unit = _UNITS.get(field.name.rpartition('_')[2], '')
+    if allowed:
+      unit = 'steps, epochs, examples or %' if isinstance(allowed, ranges.Span) else allowed.unit or unit
     described = Described(
         name=name, value=value, part=type(part).__name__, type=_type(field.type, value, allowed),
-        unit=_unit(field.name, allowed), default=default, allowed=_allowed(field.type, value, allowed),
+        unit=unit, default=default, allowed=_allowed(field.type, value, allowed),
         about=abouts.get(field.name, ''))
     if isinstance(value, dict):
       for key, inner in value.items():
@@ -87,13 +83,6 @@ def _describe_part(part: Any, declared: Any, described: Described) -> Iterator[D
     yield described._replace(value=checks.kind(part), type='choice', unit='', default=default_kind,
                              allowed=', '.join(kinds))
   yield from _describe(part, f'{described.name}.', default)
-
-
-def _unit(name: str, allowed: Any) -> str:
-  """Returns the unit of a number: that of a length of time, of its range, or by the last word of its name."""
-  if isinstance(allowed, ranges.Span):
-    return 'steps, epochs, examples or %'
-  return allowed.unit if allowed and allowed.unit else _UNITS.get(name.rpartition('_')[2], '')
 
 
 def _type(declared: Any, value: Any, allowed: Any) -> str:

@@ -321,31 +321,36 @@ def _text(value: Any) -> str:
     return repr(value)[:60]
 
 
-class Setting(NamedTuple):
-  """A setting that can be overridden: dotted name, value, and whether it is a tuple of any length."""
-  name: str
+class Node(NamedTuple):
+  """A part or a setting of a config."""
+  name: str      # dotted, such as `model.mlp` of a part and `model.mlp.hidden` of a setting
+  declared: Any  # its type in the schema
   value: Any
-  is_open: bool
+
+  @property
+  def is_part(self) -> bool:
+    """Whether it is a part, and not a single setting or the dict of evaluations."""
+    return dataclasses.is_dataclass(self.value)
+
+
+def nodes(value: Any, name: str = '', declared: Any = None) -> Iterator[Node]:
+  """Yields each part and setting inside of a config, or of a part of one that has this name."""
+  children = []
+  if dataclasses.is_dataclass(value):
+    children = [(field.name, field.type, getattr(value, field.name)) for field in dataclasses.fields(value)]
+  elif isinstance(value, dict):
+    children = [(key, typing.get_args(declared)[1], item) for key, item in value.items()]
+  for child_name, child_type, child in children:
+    node = Node(f'{name}.{child_name}'.lstrip('.'), child_type, child)
+    yield node
+    yield from nodes(child, node.name, child_type)
 
 
 def walk(config: Any) -> Iterator[tuple[str, Any]]:
   """Yields the dotted path and the declared type of each part in a config."""
-  return ((path, declared) for path, declared, value in _nodes(config, '', None)
-          if path and dataclasses.is_dataclass(value))
+  return ((node.name, node.declared) for node in nodes(config) if node.is_part)
 
 
-def fields(config: Any) -> Iterator[Setting]:
+def fields(config: Any) -> Iterator[Node]:
   """Yields every setting that can be overridden."""
-  return (Setting(path, value, Ellipsis in typing.get_args(declared)) for path, declared, value in
-          _nodes(config, '', None) if not dataclasses.is_dataclass(value) and not isinstance(value, dict))
-
-
-def _nodes(value: Any, path: str, declared: Any) -> Iterator[tuple[str, Any, Any]]:
-  """Yields the dotted path, the declared type and the value of each setting and part in a config, itself included."""
-  yield path, declared, value
-  if dataclasses.is_dataclass(value):
-    for field in dataclasses.fields(value):
-      yield from _nodes(getattr(value, field.name), f'{path}.{field.name}'.lstrip('.'), field.type)
-  elif isinstance(value, dict):
-    for key, item in value.items():
-      yield from _nodes(item, f'{path}.{key}', typing.get_args(declared)[1])
+  return (node for node in nodes(config) if not node.is_part and not isinstance(node.value, dict))

@@ -69,17 +69,11 @@ def list_names() -> list[str]:
 
 
 class ConfigFile(NamedTuple):
-  """A config of the project.
-
-  name: for `--config=NAME`.
-  about: the first line of its docstring.
-  arguments: kinds of the arguments that may follow the name, as in `NAME:B/16,px=224`.
-  path: of its file.
-  """
-  name: str
-  about: str
-  arguments: tuple[str, ...]
-  path: pathlib.Path
+  """A config of the project."""
+  name: str  # for `--config=NAME`
+  about: str  # the first line of its docstring
+  arguments: tuple[str, ...]  # kinds of the arguments that may follow the name, as in `NAME:B/16,px=224`
+  path: pathlib.Path  # of its file
 
 
 def list_configs(pattern: str = '*') -> list[ConfigFile]:

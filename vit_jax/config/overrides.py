@@ -14,6 +14,7 @@ import dataclasses
 import enum
 import inspect
 import logging
+import typing
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -82,10 +83,11 @@ def _with_override(config: schema.Config, override: str, models: engine.Models |
   path, equals, text = override.partition('=')
   if path == 'evals' and equals:
     return dataclasses.replace(config, evals=_evaluations(config, text))
-  declared = dict(engine.walk(config)).get(path)
-  if not equals or declared is None:
+  old_part, declared = next(((node.value, node.declared) for node in engine.nodes(config)
+                             if node.is_part and node.name == path), (None, None))
+  if not equals or old_part is None:
     return _with_setting(config, path, text if equals else None)
-  part, old_part = _named_part(config, path, declared, text, models), _part_at(config, path)
+  part = _named_part(config, path, declared, text, models)
   if isinstance(part, layers.Part) and type(old_part) is not type(part):
     kept = _shared_changes(old_part, part)
     if kept:
@@ -118,14 +120,6 @@ def _named_part(config: schema.Config, path: str, declared: Any, name: str, mode
     raise UserError(message) from None
 
 
-def _part_at(config: schema.Config, path: str) -> Any:
-  """Returns the part of a config with a dotted path such as `model.mlp` or `evals.test`."""
-  part: Any = config
-  for name in path.split('.'):
-    part = part[name] if isinstance(part, dict) else getattr(part, name)
-  return part
-
-
 def _shared_changes(old_part: Any, part: Any) -> dict[str, Any]:
   """Returns the settings that mean the same in two kinds of a part, where `old_part` differs from the defaults `part`.
 
@@ -145,7 +139,7 @@ def _with_setting(config: schema.Config, name: str, text: str | None) -> schema.
     raise UserError(f'config.{shorten(name)}: expected the name of a setting.{_suggest(config, name, settings)}')
   if text is None:
     raise UserError(f'config.{name}: expected a value, got none. Set --config.{name}=VALUE.')
-  _, value, is_open = settings[name]
+  value, has_any_length = settings[name].value, Ellipsis in typing.get_args(settings[name].declared)
   if isinstance(value, enum.Enum):  # which `ml_collections` reads by its name
     text = next((choice.name for choice in type(value) if checks.shown(choice) == text.lower()), text)
   elif name == 'data.workers' and text.lower() == 'auto':
@@ -156,7 +150,7 @@ def _with_setting(config: schema.Config, name: str, text: str | None) -> schema.
     parser(words)
     new_config: schema.Config = flag.value
     new_values = [setting.value for setting in engine.fields(new_config) if setting.name == name]
-    has_wrong_length = isinstance(value, tuple) and not is_open and len(new_values[0]) != len(value)
+    has_wrong_length = isinstance(value, tuple) and not has_any_length and len(new_values[0]) != len(value)
   except (flags.Error, *_UNREADABLE) as error:
     raise UserError(f'config.{name}: expected {_expected(value, error)}, got {shorten(text)!r}. Correct it.') from None
   if has_wrong_length:
@@ -203,16 +197,9 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
 def _expected(value: Any, error: BaseException | None) -> str:
   """Returns in words the values that a setting may have, derived from the value that it has."""
-  match value:
-    case enum.Enum():
-      return f'one of {", ".join(map(checks.shown, type(value)))}'
-    case bool():
-      return 'true or false'
-    case int():
-      return 'a whole number'
-    case float():
-      return 'a number'
-    case tuple():
-      return f'{len(value)} values such as {",".join(map(str, value))}' if value else 'values such as 1,2,3'
-    case _:
-      return f'something else ({error})'
+  if isinstance(value, enum.Enum):
+    return f'one of {", ".join(map(checks.shown, type(value)))}'
+  if isinstance(value, tuple):
+    return f'{len(value)} values such as {",".join(map(str, value))}' if value else 'values such as 1,2,3'
+  names: dict[type, str] = {bool: 'true or false', int: 'a whole number', float: 'a number'}
+  return names.get(type(value), f'something else ({error})')

@@ -25,15 +25,11 @@ LEAST = 32
 
 
 class FactoredState(NamedTuple):
-  """The number of updates so far, and a statistic for each parameter, f32.
-
-  updates: `[] i32`.    rows, columns: of factored leaves.    full: of the other leaves, with the leaf's shape.
-  Where a leaf has no statistic, its place holds zeros `[1]`, or `[L]` if the leaf is stacked.
-  """
-  updates: Array
-  rows: PyTree
-  columns: PyTree
-  full: PyTree
+  """Statistics of each parameter, f32. A leaf without one has zeros `[1]`, or `[L]` if it is stacked."""
+  updates: Array   # number of updates so far, `[] i32`
+  rows: PyTree     # of factored leaves: means over columns
+  columns: PyTree  # of factored leaves: means over rows
+  full: PyTree     # of the other leaves, with the leaf's shape
 
 
 def find_axes(name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:

@@ -44,13 +44,9 @@ def lion(config: schema.Lion, **_: Any) -> optax.GradientTransformation:
 
 
 class RmsState(NamedTuple):
-  """State of RMSProp, with a leaf for each parameter.
-
-  nu: v, the mean of squared gradients, f32.
-  trace: m divided by the learning rate of the last update, or 0 if that rate was 0.
-  """
-  nu: PyTree
-  trace: PyTree
+  """State of RMSProp, with a leaf for each parameter."""
+  nu: PyTree     # v, the mean of squared gradients, f32
+  trace: PyTree  # m divided by the learning rate of the last update, or 0 if that rate was 0
 
 
 def rmsprop(config: schema.RMSProp, *, coupled: Parts, schedule: Schedule, **_: Any) -> optax.GradientTransformation:

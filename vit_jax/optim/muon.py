@@ -43,9 +43,9 @@ RMS = .2
 
 
 class MuonState(NamedTuple):
-  """`momentum`: mean of the gradients of matrices; `rest`: state of AdamW for the other parameters."""
-  momentum: PyTree
-  rest: PyTree
+  """State of Muon."""
+  momentum: PyTree  # mean of the gradients of matrices
+  rest: PyTree      # state of AdamW for the other parameters
 
 
 def muon(config: schema.Muon, *, matrices: Matrices, **_: Any) -> optax.GradientTransformation:

@@ -23,24 +23,21 @@ from vit_jax.core.types import Array, PyTree, Schedule
 
 
 class Weights(NamedTuple):
-  """What is known of the z so far: scalars f32.
-
-  largest: the largest learning rate.    total: the sum of the weights of all z.
-  """
-  largest: Array
-  total: Array
+  """What is known of the z so far: scalars f32."""
+  largest: Array  # the largest learning rate
+  total: Array    # the sum of the weights of all z
 
 
 class RootState(NamedTuple):
-  """`updates`: number of updates so far, `[] i32`. `nu`: mean of squared gradients, f32."""
-  updates: Array
-  nu: PyTree
+  """State of the part before the learning rate."""
+  updates: Array  # number of updates so far, `[] i32`
+  nu: PyTree      # mean of squared gradients, f32
 
 
 class AheadState(NamedTuple):
-  """`weights`: those of the average. `ahead`: d, f32, with a leaf for each parameter."""
-  weights: Weights
-  ahead: PyTree
+  """State of the part after the learning rate."""
+  weights: Weights  # of the average
+  ahead: PyTree     # d, f32, with a leaf for each parameter
 
 
 def no_weights() -> Weights:

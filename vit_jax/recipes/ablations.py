@@ -20,14 +20,11 @@ _OTHERS = (s.Figure('run', FEW_SHOT),)
 
 
 class Base(NamedTuple):
-  """A plain ViT, the one whose shape is scaled, its learning rate, and what trains a network at a rate.
-
-  shape: Appendix D.2 scales 8 layers of width 1024 with MLPs of 2048 and patches of 32 px.
-  """
-  vit: s.ViT
-  shape: s.ViT
-  rate: float
-  run: Callable[[str, s.Model, float], s.Config]
+  """What the runs of an ablation have in common."""
+  vit: s.ViT    # a plain one
+  shape: s.ViT  # which is scaled; in Appendix D.2: 8 layers of width 1024 with MLPs of 2048 and patches of 32 px
+  rate: float   # learning rate
+  run: Callable[[str, s.Model, float], s.Config]  # makes the run of a name, a network and a learning rate
 
 
 def positions(base: Base) -> dict[str, s.Config]:

@@ -51,32 +51,21 @@ _FAMILIES = (  # pattern of the name, family, source; the first match counts
 
 
 class Model(NamedTuple):
-  """A network by its name.
-
-  name: for `--config.model=NAME`, and for the arguments of configs.
-  family: what it belongs to.
-  parameters: number of them, with a linear head of 1,000 classes.
-  flops: of a forward pass of one image of `px`, two per multiply-add.
-  px: side of the image that `flops` counts.
-  source: the paper, or the program, that has its sizes.
-  """
-  name: str
-  family: str
-  parameters: int
-  flops: int
-  px: int
-  source: str
+  """A network by its name."""
+  name: str        # for `--config.model=NAME`, and for the arguments of configs
+  family: str      # such as `DINOv2`
+  parameters: int  # number of them, with a linear head of 1,000 classes
+  flops: int       # of a forward pass of one image of `px`, two per multiply-add
+  px: int          # side of the image that `flops` counts
+  source: str      # the paper, or the program, that has its sizes
 
 
 class Network(NamedTuple):
-  """A network with its head and image size, of which the cost is known; its text is the key in `network_costs.json`.
-
-  is_hidden: whether the head has the hidden layer of the ViT paper's pre-training.
-  """
+  """A network with its head and image size, of which the cost is known; its text is the key in `network_costs.json`."""
   name: str
   px: int
   num_classes: int
-  is_hidden: bool
+  is_hidden: bool  # the head has the hidden layer of the ViT paper's pre-training
 
   def __str__(self) -> str:
     return f'{self.name}, {self.px} px, {self.num_classes} classes{", hidden layer" * self.is_hidden}'

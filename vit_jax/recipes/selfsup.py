@@ -28,13 +28,10 @@ DINO, UNTRAINED = 'dino_cifar10', 'random'
 
 
 class Point(NamedTuple):
-  """An objective of the comparison.
-
-  recipe: its config.    view: the network whose features count.    change: what differs from the recipe.
-  """
-  recipe: str
-  view: str = ''
-  change: Callable[[s.Config], s.Config] = lambda config: config
+  """An objective of the comparison."""
+  recipe: str  # its config
+  view: str = ''  # the network whose features count: student, ema or teacher; '' = student
+  change: Callable[[s.Config], s.Config] = lambda config: config  # what differs from the recipe
 
 
 def untrained(config: s.Config) -> s.Config:

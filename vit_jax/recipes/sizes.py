@@ -230,12 +230,12 @@ def vit(name: str) -> schema.ViT:
   Raises:
     UserError: lists the known sizes.
   """
-  found = re.fullmatch(r'(?:ViT-)?([A-Za-z0-9-]+)[/_](\d+)', name)
-  if not found or found[1] not in VIT or int(found[2]) < 1:
+  match = re.fullmatch(r'(?:ViT-)?(?P<size>[A-Za-z0-9-]+)[/_](?P<patch>\d+)', name)
+  if not match or match['size'] not in VIT or int(match['patch']) < 1:
     raise UserError(f'model: expected SIZE/PATCH such as B/16, with SIZE one of {" ".join(VIT)} and PATCH in pixels, '
                     f'got {name!r}. Choose one of these sizes.')
-  size = VIT[found[1]]
-  return schema.ViT(patch=int(found[2]), width=size.width, depth=size.depth, heads=size.heads,
+  size = VIT[match['size']]
+  return schema.ViT(patch=int(match['patch']), width=size.width, depth=size.depth, heads=size.heads,
                     mlp=schema.Mlp(size.mlp))
 
 
@@ -245,11 +245,11 @@ def resnet(name: str) -> schema.ResNet:
   Raises:
     UserError: lists the known depths.
   """
-  found = re.fullmatch(r'(R\d+)x(\d+)', name)
-  if not found or found[1] not in RESNET or int(found[2]) < 1:
+  match = re.fullmatch(r'(?P<depth>R\d+)x(?P<factor>\d+)', name)
+  if not match or match['depth'] not in RESNET or int(match['factor']) < 1:
     raise UserError(f'model: expected BiT-DEPTHxFACTOR such as BiT-R50x1, with DEPTH one of {" ".join(RESNET)} and '
                     f'FACTOR that of the channels, got {name!r}. Choose one of these depths.')
-  return schema.ResNet(layers=RESNET[found[1]], width=64 * int(found[2]))
+  return schema.ResNet(layers=RESNET[match['depth']], width=64 * int(match['factor']))
 
 
 def mixer(name: str) -> schema.Mixer:
@@ -258,12 +258,13 @@ def mixer(name: str) -> schema.Mixer:
   Raises:
     UserError: lists the known sizes.
   """
-  found = re.fullmatch(r'([A-Z])[/_](\d+)', name)
-  if not found or found[1] not in MIXER or int(found[2]) < 1:
+  match = re.fullmatch(r'(?P<size>[A-Z])[/_](?P<patch>\d+)', name)
+  if not match or match['size'] not in MIXER or int(match['patch']) < 1:
     raise UserError(f'model: expected Mixer-SIZE/PATCH such as Mixer-B/16, with SIZE one of {" ".join(MIXER)} and '
                     f'PATCH in pixels, got {name!r}. Choose one of these sizes.')
-  width, depth, tokens_mlp, channels_mlp = MIXER[found[1]]
-  return schema.Mixer(patch=int(found[2]), width=width, depth=depth, tokens_mlp=tokens_mlp, channels_mlp=channels_mlp)
+  width, depth, tokens_mlp, channels_mlp = MIXER[match['size']]
+  return schema.Mixer(patch=int(match['patch']), width=width, depth=depth, tokens_mlp=tokens_mlp,
+                      channels_mlp=channels_mlp)
 
 
 def efficientnet(name: str) -> schema.EfficientNet:

@@ -72,12 +72,10 @@ class Grid(NamedTuple):
   """What is tried for each task before its final runs; a task with one point has nothing to try.
 
   Runs are named `{prefix}{task}_{point}` and `{prefix}{task}_seed{seed}`, with `-` for `/` in the task.
-
-  build: makes the run of a task, a point and a phase: `final`, or `tune`, which evaluates on held-out examples.
-  points: by task and name. A point of None has its numbers from elsewhere.
   """
+  # Makes the run of a task, a point and a phase: `final`, or `tune`, which evaluates on held-out examples.
   build: Callable[[str, Point | None, str], schema.Config]
-  points: Mapping[str, Mapping[str, Point | None]]
+  points: Mapping[str, Mapping[str, Point | None]]  # by task and name; a point of None has its numbers from elsewhere
   prefix: str = ''
 
   def tunings(self) -> dict[str, schema.Config]:

@@ -23,27 +23,18 @@ class NoEffect(NamedTuple):
 
   They must then have their defaults. `NoEffect('ema', (0.,), ('ema_warmup',))` of the part `train` gives the message
   `train.ema_warmup: expected its default ratio with train.ema=0, got power. It has no effect there.`
-
-  setting, values: where this setting has one of these values.
-  others: the settings without effect; () = all, as the part is switched off: nothing else of it is checked.
-  note: what follows the value in the message, such as `, which takes all`.
-  advice: a further sentence of the message, if the advice is not to remove the setting.
   """
-  setting: str
-  values: tuple[Any, ...]
-  others: tuple[str, ...] = ()
-  note: str = ''
-  advice: str = ''
+  setting: str             # such as `ema`
+  values: tuple[Any, ...]  # where it has one of these values
+  others: tuple[str, ...] = ()  # have no effect; () = all settings: the part is off, and not checked any further
+  note: str = ''    # follows the value in the message, such as `, which takes all`
+  advice: str = ''  # a further sentence of the message: what to do, if not to remove the setting
 
 
 class Settings:
-  """Base of all parts of a config, which are dataclasses.
-
-  implementation: the code of a part that may be of several kinds, as `module:name` (`core/implementation.py`).
-  without_effect: settings that have no effect in some configs; a class has the entries of its base classes, too.
-  """
-  implementation: ClassVar[str]
-  without_effect: ClassVar[tuple[NoEffect, ...]] = ()
+  """Base of all parts of a config, which are dataclasses."""
+  implementation: ClassVar[str]  # code of a part that may be of several kinds: `module:name` (core/implementation.py)
+  without_effect: ClassVar[tuple[NoEffect, ...]] = ()  # a class has the entries of its base classes, too
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
     super().__init_subclass__(**kwargs)
@@ -163,6 +154,18 @@ def default_of(field: dataclasses.Field[Any], *, missing: Any = '') -> Any:
   return missing if field.default is dataclasses.MISSING else field.default
 
 
+def true_ones(is_true: Mapping[str, bool]) -> list[str]:
+  """Returns the keys whose value is true."""
+  return [key for key, value in is_true.items() if value]
+
+
+def must_be_off(config: Run, settings: Iterable[str], where: str, advice: str = '') -> Iterator[str]:
+  """Yields a problem for each of several settings, by dotted names, that is neither 0 nor ''."""
+  for name in settings:
+    if value := functools.reduce(getattr, name.split('.'), config):
+      yield problem(name, f"'' {where}" if isinstance(value, str) else f'0 {where}', value, advice)
+
+
 def at_most(name: str, value: float, most: float, what: str) -> Iterator[str]:
   """Yields a problem if a number is larger than another setting allows; `what` names that one."""
   if value > most:
@@ -201,7 +204,7 @@ def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
   Raises:
     UserError: lists every word that is unknown or given twice, and the known ones; or says what replaced `mesh`.
   """
-  found: dict[str, str] = {}
+  values: dict[str, str] = {}
   problems = []
   for word in filter(None, (part.strip() for part in text.split(','))):
     key, equals, value = word.partition('=')
@@ -216,16 +219,16 @@ def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
     elif any(kinds[key]) and value not in kinds[key]:
       problems.append(f'  {key}: expected one of {", ".join(filter(None, kinds[key]))}, got {value!r}.'
                       f'{globs.nearest(value, kinds[key])}')
-    elif key in found:
-      problems.append(f'  {key}: expected one value, got {found[key]} and {value}')
+    elif key in values:
+      problems.append(f'  {key}: expected one value, got {values[key]} and {value}')
     else:
-      found[key] = value
+      values[key] = value
   if problems and not kinds:
     raise UserError(f'arguments: expected none after the colon, as this config takes none, got {text!r}. '
                     'Remove the colon and what follows it.')
   if problems:
-    known = [f'  {kind}=' + (f'{" | ".join(filter(None, values))}' if any(values) else '...')
-             for kind, values in kinds.items()]
-    raise UserError('\n'.join([f'arguments: expected known ones, each once, got {text!r}.', *problems, 'Known:',
-                               *known]))
-  return {kind: found.get(kind, values[0] if values else '') for kind, values in kinds.items()}
+    lines = [f'arguments: expected known ones, each once, got {text!r}.', *problems, 'Known:']
+    for kind, known in kinds.items():
+      lines.append(f'  {kind}=' + (' | '.join(filter(None, known)) or '...'))
+    raise UserError('\n'.join(lines))
+  return {kind: values.get(kind, known[0] if known else '') for kind, known in kinds.items()}

@@ -63,13 +63,13 @@ def _subset_problems(m: Model, kind: str) -> Iterator[str]:
   """Yields problems of a model that cannot encode a subset of the patches."""
   if not isinstance(m, ViT):
     return
-  unsupported = {
+  unsupported = checks.true_ones({
       'positions=relative': isinstance(m.positions, Relative), f'block={checks.kind(m.block)}': m.block.needs_grid,
       'positions.at=layers': m.positions.at is PositionsAt.LAYERS, 'pool=map': isinstance(m.pool, Map),
       'pool.class_token=true': isinstance(m.pool, Mean) and m.pool.class_token,
       'last_norm=pooled': m.last_norm is LastNorm.POOLED, 'pool.distillation=true': m.pool.distillation,
-      f'stem={type(m.stem).__name__}': not isinstance(m.stem, PatchStem)}
-  for setting in (setting for setting, is_set in unsupported.items() if is_set):
+      f'stem={type(m.stem).__name__}': not isinstance(m.stem, PatchStem)})
+  for setting in unsupported:
     yield f'model: expected one that encodes a subset of the patches, for objective {kind}, got model.{setting}.'
 
 
@@ -147,8 +147,8 @@ class Byol(ObjectiveSettings):
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
     yield from base.ramp_problems(f'{name}.momentum', self.momentum, r.SHARE)
-    if num := config.data.recipe.views.num_local:
-      yield problem('data.recipe.views.num_local', '0 for objective Byol, which compares two global crops', num)
+    yield from checks.must_be_off(config, ('data.recipe.views.num_local',),
+                                  'for objective Byol, which compares two global crops')
 
 
 @dataclasses.dataclass
@@ -242,10 +242,10 @@ class TokenLabel(ObjectiveSettings):
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
     rows = config.batch_size // config.train.microbatches
-    for setting in ('mixup', 'cutmix', 'rotate_degrees', 'scale', 'shear'):
-      if (value := getattr(config.data.recipe, setting)) > 0:
-        yield problem(f'data.recipe.{setting}', '0 for objective TokenLabel, as label maps follow only crops, flips '
-                      'and shifts', value, f'To mix images, set {name}.mix_token.')
+    yield from checks.must_be_off(
+        config, [f'data.recipe.{setting}' for setting in ('mixup', 'cutmix', 'rotate_degrees', 'scale', 'shear')],
+        'for objective TokenLabel, as label maps follow only crops, flips and shifts',
+        f'To mix images, set {name}.mix_token.')
     if self.mix_token:
       yield from checks.multiple('batch_size / train.accumulate', rows, 2,
                                  f'2 with {name}.mix_token=true, which mixes pairs')

@@ -56,11 +56,7 @@ class ObjectiveSettings(checks.Settings):
         yield f'evals.{key}: expected an evaluation of features {where}, got {type(evaluation).__name__}.'
     if config.head != Head():
       yield f'head: expected the default {where}, got other settings. Remove them.'
-    for setting in ('mixup', 'cutmix'):
-      if value := getattr(config.data.recipe, setting):
-        yield problem(f'data.recipe.{setting}', f'0 {where}', value)
-    if config.data.max_labels:
-      yield problem('data.max_labels', f'0 {where}', config.data.max_labels)
+    yield from checks.must_be_off(config, ('data.recipe.mixup', 'data.recipe.cutmix', 'data.max_labels'), where)
 
 
 def num_patches(config: checks.Run) -> int:

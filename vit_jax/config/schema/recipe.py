@@ -4,6 +4,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import field
 
+from vit_jax.config.schema import checks
 from vit_jax.config.schema import ranges as r
 from vit_jax.config.schema.checks import NoEffect, Run, Settings, ascending, multiple, no_effect, problem
 from vit_jax.config.schema.ranges import Range, ranged
@@ -249,17 +250,16 @@ class Recipe(Settings):
 
   def on_host(self) -> list[str]:
     """Returns the augmentations that are applied on the host, by name."""
-    is_on = {'randaugment.layers': self.randaugment.layers > 0, 'three_augment': self.three_augment,
-             'jitter': self.jitter.is_on, 'views.on': self.views.on}
-    return [name for name in is_on if is_on[name]]
+    return checks.true_ones({'randaugment.layers': self.randaugment.layers > 0, 'three_augment': self.three_augment,
+                             'jitter': self.jitter.is_on, 'views.on': self.views.on})
 
   def _augmentations(self) -> list[str]:
     """Returns the augmentations that views are made without."""
     numbers = ('mixup', 'cutmix', 'shift_px', 'scale', 'rotate_degrees', 'shear')
-    is_on = {f'crop={self.crop.value}': self.crop is not Crop.INCEPTION, 'randaugment': self.randaugment.layers > 0,
-             'three_augment': self.three_augment, 'jitter': self.jitter.is_on, 'erase': self.erase.probability > 0,
-             **{name: getattr(self, name) > 0 for name in numbers}}
-    return [name for name in is_on if is_on[name]]
+    return checks.true_ones({
+        f'crop={self.crop.value}': self.crop is not Crop.INCEPTION, 'randaugment': self.randaugment.layers > 0,
+        'three_augment': self.three_augment, 'jitter': self.jitter.is_on, 'erase': self.erase.probability > 0,
+        **{name: getattr(self, name) > 0 for name in numbers}})
 
   def _resize_problems(self, config: Run, name: str) -> Iterator[str]:
     if self.eval_native_patch or self.native_lengths:
@@ -273,14 +273,14 @@ class Recipe(Settings):
                     True, f'Set {name}.interpolation=area for both.')
 
   def _native_problems(self, config: Run, name: str) -> Iterator[str]:
-    if not isinstance(config.model, ViT) or self.eval_native_patch != config.model.patch:
-      own = getattr(config.model, 'patch', 0) if isinstance(config.model, ViT) else 0
-      wanted = f'the patch of a ViT, here {own or "none"}'
+    patch = config.model.patch if isinstance(config.model, ViT) else 0
+    if not patch or self.eval_native_patch != patch:
+      expected, advice = f'the patch of a ViT, here {patch or "none"}', ''
       if self.native_lengths:
-        wanted, advice = f'{wanted}, with {name}.native_lengths', f'Set it, or {name}.native_lengths=().'
+        expected, advice = f'{expected}, with {name}.native_lengths', f'Set it, or {name}.native_lengths=().'
       else:
-        wanted, advice = f'0, or {wanted}', ''
-      yield problem(f'{name}.eval_native_patch', wanted, self.eval_native_patch, advice)
+        expected = f'0, or {expected}'
+      yield problem(f'{name}.eval_native_patch', expected, self.eval_native_patch, advice)
     if self.eval_resize_px:
       yield problem(f'{name}.eval_resize_px', f'0 with {name}.eval_native_patch, which shows complete images',
                     self.eval_resize_px)
@@ -294,14 +294,9 @@ class Recipe(Settings):
     if not config.objective.takes_native:
       yield problem(f'{name}.native_lengths', f'() for objective {type(config.objective).__name__}, which takes images '
                     'of one size', self.native_lengths)
-    data, erase = config.data, self.erase
-    for setting, value in (('mixup', self.mixup), ('cutmix', self.cutmix), ('erase.probability', erase.probability)):
-      if value:
-        yield problem(f'{name}.{setting}', f'0 with {name}.native_lengths, whose images have several sizes', value)
-    if data.pseudo.source:
-      yield problem('data.pseudo.source', f"'' with {name}.native_lengths", data.pseudo.source)
-    if config.trackers.images:
-      yield problem('trackers.images', f'0 with {name}.native_lengths', config.trackers.images)
+    yield from checks.must_be_off(config, (f'{name}.mixup', f'{name}.cutmix', f'{name}.erase.probability'),
+                                  f'with {name}.native_lengths, whose images have several sizes')
+    yield from checks.must_be_off(config, ('data.pseudo.source', 'trackers.images'), f'with {name}.native_lengths')
 
   def _mixing_problems(self, config: Run, name: str) -> Iterator[str]:
     for mixing in ('mixup', 'cutmix'):

@@ -49,10 +49,10 @@ class Attention(Part):
       return
     width, advice = model.width // model.heads, f'Set {own}.kernel=xla.'
     is_strict = self.kernel is not AttentionKernel.FUSED  # which leaves to XLA what it cannot do
-    uses = {f'{name}.positions=relative': isinstance(model.positions, Relative) and is_strict,
-            f'{own}.dropout={self.dropout}': self.dropout > 0 and is_strict,
-            f'{name}.kernels=plain': model.kernels is Kernels.PLAIN}
-    for setting in (setting for setting, is_on in uses.items() if is_on):
+    for setting in checks.true_ones({
+        f'{name}.positions=relative': is_strict and isinstance(model.positions, Relative),
+        f'{own}.dropout={self.dropout}': is_strict and self.dropout > 0,
+        f'{name}.kernels=plain': model.kernels is Kernels.PLAIN}):
       yield checks.problem(f'{own}.kernel', f'xla with {setting}', self.kernel, advice)
     if self.kernel is not AttentionKernel.CUDNN:
       return
@@ -65,15 +65,12 @@ class Attention(Part):
 
 
 class MlpSettings(Part):
-  """Base of the kinds of MLP.
-
-  layers: paths of its dense layers in a block.    kernel: what computes it.
-  """
+  """Base of the kinds of MLP."""
   hidden: int
   bias: bool
   inner_norm: bool
-  kernel: MlpKernel = MlpKernel.XLA
-  layers: ClassVar[tuple[str, ...]]
+  kernel: MlpKernel = MlpKernel.XLA  # what computes it
+  layers: ClassVar[tuple[str, ...]]  # paths of its dense layers in a block, such as `mlp/up`
 
 
 @dataclasses.dataclass
@@ -108,15 +105,10 @@ AnyMlp = Mlp | SwiGlu | MlpSettings
 
 
 class BlockSettings(Part):
-  """Base of the kinds of block.
-
-  parts: paths of the blocks that it consists of; '' = itself.    layer_scale: initial factor of the branches; 0 = none.
-  branch_scale: each branch is multiplied with it before it is added.
-  needs_grid: whether it needs all patch tokens of an image, in raster order.
-  """
-  branch_scale: float
-  parts: ClassVar[tuple[str, ...]] = ('',)
-  needs_grid: ClassVar[bool] = False
+  """Base of the kinds of block."""
+  branch_scale: float  # each branch is multiplied with it before it is added
+  parts: ClassVar[tuple[str, ...]] = ('',)  # paths of the blocks that it consists of; '' = itself
+  needs_grid: ClassVar[bool] = False  # whether it needs all patch tokens of an image, in raster order
 
 
 @dataclasses.dataclass
@@ -189,14 +181,10 @@ class LastNorm(enum.Enum):
 
 
 class PoolSettings(Part):
-  """Base of the ways in which tokens become one feature vector.
-
-  class_token: whether there is a class token before the patch tokens.    distillation: whether a distillation token
-  follows it.    has_parameters: whether pooling itself has some.
-  """
-  has_parameters: ClassVar[bool] = False
-  class_token: bool = False
-  distillation: bool = False
+  """Base of the ways in which tokens become one feature vector."""
+  has_parameters: ClassVar[bool] = False  # whether pooling itself has some
+  class_token: bool = False  # whether there is a class token before the patch tokens
+  distillation: bool = False  # whether a distillation token follows it
 
 
 @dataclasses.dataclass
@@ -238,14 +226,10 @@ Pool = ClassToken | Mean | First | Map | PoolSettings
 
 
 class StemSettings(Part):
-  """Base of the kinds of stem.
-
-  bias: whether the patch embedding has a bias.    norm: whether the patch tokens are normalized.    stride: pixels of
-  the image for each pixel of the map that is cut into patches.
-  """
-  bias: bool = True
-  norm: bool = False
-  stride: int = 1
+  """Base of the kinds of stem."""
+  bias: bool = True  # whether the patch embedding has a bias
+  norm: bool = False  # whether the patch tokens are normalized
+  stride: int = 1  # pixels of the image for each pixel of the map that is cut into patches
   has_batch_norm: ClassVar[bool] = False
 
 
@@ -361,12 +345,14 @@ class ViT(checks.Settings):
     if self.quantize is not Quantize.NONE and self.kernels is Kernels.PLAIN:
       yield checks.problem(f'{name}.kernels', f'fast with {name}.quantize={self.quantize.value}, whose gradients are '
                            'written by hand', self.kernels, f'Set {name}.kernels=fast or {name}.quantize=none.')
-    needs_all = {f'{name}.block={checks.kind(self.block)}': self.block.needs_grid,
-                 f'{name}.positions=relative': isinstance(self.positions, Relative),
-                 f'{name}.positions.at=layers': self.positions.at is PositionsAt.LAYERS,
-                 f'objective {type(config.objective).__name__}': config.objective.needs_tokens}
-    for what in (what for what, is_so in needs_all.items() if is_so and self.patch_dropout):
-      yield checks.problem(f'{name}.patch_dropout', f'0 with {what}, which needs all patches', self.patch_dropout)
-    for part in dataclasses.fields(self):
-      if isinstance(settings := getattr(self, part.name), Part):
-        yield from settings.network_problems(self, name, f'{name}.{part.name}')
+    needs_all_patches = checks.true_ones({
+        f'{name}.block={checks.kind(self.block)}': self.block.needs_grid,
+        f'{name}.positions=relative': isinstance(self.positions, Relative),
+        f'{name}.positions.at=layers': self.positions.at is PositionsAt.LAYERS,
+        f'objective {type(config.objective).__name__}': config.objective.needs_tokens})
+    for setting in needs_all_patches if self.patch_dropout else ():
+      yield checks.problem(f'{name}.patch_dropout', f'0 with {setting}, which needs all patches', self.patch_dropout)
+    for part_name in checks.names(type(self)):
+      part = getattr(self, part_name)
+      if isinstance(part, Part):
+        yield from part.network_problems(self, name, f'{name}.{part_name}')
