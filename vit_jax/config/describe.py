@@ -47,18 +47,19 @@ def settings(config: Any) -> list[Described]:
 
 def _describe(part: Any, prefix: str, default_part: Any) -> Iterator[Described]:
   """Yields the settings of a part; `default_part` is the part that a config has there by default, or None."""
-  abouts = comments(type(part))
+  kind: type = type(part)
+  abouts = comments(kind)
   for field in dataclasses.fields(part):
     value, name = getattr(part, field.name), f'{prefix}{field.name}'
     default = checks.default_of(field, missing=REQUIRED)
-    if type(default_part) is type(part):
+    if type(default_part) is kind:
       default = getattr(default_part, field.name)
     allowed = field.metadata.get('allowed')
     unit = _UNITS.get(field.name.rpartition('_')[2], '')
     if allowed:
       unit = 'steps, epochs, examples or %' if isinstance(allowed, ranges.Span) else allowed.unit or unit
     described = Described(
-        name=name, value=value, part=type(part).__name__, type=_type(field.type, value, allowed),
+        name=name, value=value, part=kind.__name__, type=_type(field.type, value, allowed),
         unit=unit, default=default, allowed=_allowed(field.type, value, allowed),
         about=abouts.get(field.name, ''))
     if isinstance(value, dict):

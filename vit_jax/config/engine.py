@@ -124,7 +124,8 @@ def read(value: Any, *, models: Models | None = None, code: str = '') -> schema.
 
 def kinds(declared: Any) -> dict[str, type]:
   """Returns the types of a part by the names that a person uses: `{'adamw': AdamW, …}`; {} if there is one."""
-  types_by_name = {kind.__name__.lower(): kind for kind in _members(declared) if dataclasses.is_dataclass(kind)}
+  types_by_name = {kind.__name__.lower(): kind for kind in _members(declared)
+                   if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
   return types_by_name if len(types_by_name) > 1 else {}
 
 
@@ -266,7 +267,8 @@ class _Reader:
 
   def _read_union(self, value: Any, declared: Any, path: str) -> Any:
     """Reads a value of a field that may be of several types: parts of several kinds, or a number or a part."""
-    parts = {kind.__name__: kind for kind in _members(declared) if dataclasses.is_dataclass(kind)}
+    parts = {kind.__name__: kind for kind in _members(declared)
+             if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
     plain_types = [kind for kind in _members(declared) if kind not in parts.values()]
     name, settings = value, {}
     try:

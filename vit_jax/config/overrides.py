@@ -83,11 +83,10 @@ def _with_override(config: schema.Config, override: str, models: engine.Models |
   path, equals, text = override.partition('=')
   if path == 'evals' and equals:
     return dataclasses.replace(config, evals=_evaluations(config, text))
-  old_part, declared = next(((node.value, node.declared) for node in engine.nodes(config)
-                             if node.is_part and node.name == path), (None, None))
-  if not equals or old_part is None:
+  parts = {node.name: node for node in engine.nodes(config) if node.is_part}
+  if not equals or path not in parts:
     return _with_setting(config, path, text if equals else None)
-  part = _named_part(config, path, declared, text, models)
+  old_part, part = parts[path].value, _named_part(config, path, parts[path].declared, text, models)
   if isinstance(part, layers.Part) and type(old_part) is not type(part):
     kept = _shared_changes(old_part, part)
     if kept:

@@ -68,7 +68,8 @@ def check(meta: Mapping[str, Any], config: schema.Config, *, said: str, overridd
   Raises:
     UserError: lists the settings that differ.
   """
-  intended, wrong = {}, {}
+  intended: dict[str, tuple[Any, Any]] = {}
+  wrong: dict[str, tuple[Any, Any]] = {}
   for name, pair in differences(meta, config).items():
     is_overridden = any(f'{name}.'.startswith(f'{setting}.') for setting in overridden)
     (intended if is_overridden else wrong)[name] = pair

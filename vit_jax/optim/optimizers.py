@@ -65,7 +65,7 @@ def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
     if is_freezing:
       grads = rules.silence(grads, frozen_for, step)
       grad_norm = rules.whole_norm(grads)
-    extra = {'step': step, 'grad_norm': grad_norm, 'ok': ok}
+    extra: dict[str, Any] = {'step': step, 'grad_norm': grad_norm, 'ok': ok}
     before_state, after_state = state if after else (state, None)
     updates, before_state = _steps(config, schedule, lengths, matrices).update(grads, before_state, params, **extra)
     if is_freezing:

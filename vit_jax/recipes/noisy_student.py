@@ -57,12 +57,10 @@ def rows(results: s.Results) -> list[s.Row]:
   for run, result in results.items():
     score = None if result.headline is None else 100 * result.headline
     is_last_again = run == HIGH and bool(rows)  # the last student, evaluated at another size
-    gains: list[float | None] = [None, None]
-    if score is not None and scores:
-      gains = [round(score - scores[-1], 2), round(score - scores[0], 2)]
     rows.append({
         'run': run, 'round': rows[-1]['round'] if is_last_again else int(run.partition('_')[2] or 0), 'test %': score,
-        'over its teacher': gains[0], 'over the first': gains[1],
+        'over its teacher': round(score - scores[-1], 2) if score is not None and scores else None,
+        'over the first': round(score - scores[0], 2) if score is not None and scores else None,
         'steps': result.step, 'images a step': result.config.batch_size, 'parameters': result.num_params,
         'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)})
     if score is not None:

@@ -143,8 +143,7 @@ def _row(model: str, epochs: int, compute: float, laws: Mapping[str, Law], *, st
 
 
 def curves(results: s.Results, runs: Sequence[Run], following: Sequence[Next]) -> list[s.Row]:
-  """Returns points to draw lines through: the law of each family up to its next network, and the frontier of all runs.
-  """
+  """Returns points of lines: the law of each family up to its next network, and the frontier of all runs."""
   measured = points(results, runs)
   ends = {family(network.model): network.exaflops for network in following}
   rows: list[s.Row] = []
@@ -177,7 +176,7 @@ class Law(NamedTuple):
 
 
 def fit(compute: Sequence[float], error: Sequence[float]) -> Law | None:
-  """Returns the law of some runs; None for fewer than three different amounts of compute, which do not determine it.
+  """Returns the law of some runs; None if fewer than three amounts of compute differ, which do not determine it.
 
   Args:
     compute: exaFLOPs of each, > 0.

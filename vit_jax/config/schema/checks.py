@@ -106,7 +106,7 @@ def combinations(part: Settings, config: Run, name: str) -> Iterator[str]:
       value = getattr(part, entry.setting)
       if value in entry.values:
         text = f'{value:g}' if isinstance(value, float) else shown(value)
-        yield from no_effect(part, name, entry.others or names(type(part)),
+        yield from no_effect(part, name, entry.others or names(part.__class__),
                              f'with {name}.{entry.setting}={text}{entry.note}', entry.advice)
         if not entry.others:
           return

@@ -122,9 +122,7 @@ class Dinov2Distill(Dinov2):
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
-    yield from base.teacher_problems(config, f'{name}.teacher', self.teacher,
-                                patches='for objective Dinov2Distill')
-    yield from base.size_problems(config, f'{name}.teacher', self.teacher)
+    yield from base.teacher_problems(config, f'{name}.teacher', self.teacher, patches='for objective Dinov2Distill')
 
 
 @dataclasses.dataclass

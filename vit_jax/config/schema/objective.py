@@ -310,9 +310,8 @@ class FeatureDistill(ObjectiveSettings):
     yield from super().problems(config, name)
     if not self.pooled_weight and not self.patch_weight:
       yield problem(f'{name}.pooled_weight', f'more than 0 with {name}.patch_weight=0', 0)
-    yield from base.teacher_problems(config, f'{name}.teacher', self.teacher,
-                                patches=f'with {name}.patch_weight={self.patch_weight}' if self.patch_weight else '')
-    yield from base.size_problems(config, f'{name}.teacher', self.teacher)
+    patches = f'with {name}.patch_weight={self.patch_weight}' if self.patch_weight else ''
+    yield from base.teacher_problems(config, f'{name}.teacher', self.teacher, patches=patches)
 
 
 Objective = (Supervised | Mae | MaskedPatch | Dino | Dinov2 | Dinov2Distill | Dinov3 | Byol | LeJepa | IJepa

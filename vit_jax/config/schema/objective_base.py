@@ -105,7 +105,7 @@ class FeatureTeacher(checks.Settings):
 
 
 def teacher_problems(config: checks.Run, name: str, teacher: FeatureTeacher, *, patches: str) -> Iterator[str]:
-  """Yields problems of the images that a teacher sees, and of networks whose patches are compared.
+  """Yields problems of the images that a teacher sees, of their size, and of networks whose patches are compared.
 
   `patches` says where they are, such as `with objective.patch_weight=1.0`; '' = nowhere.
   """
@@ -117,10 +117,6 @@ def teacher_problems(config: checks.Run, name: str, teacher: FeatureTeacher, *, 
   for setting, model in (('model', config.model), (f'{name}.model', teacher.model)) if patches else ():
     if not isinstance(model, ViT):
       yield f'{setting}: expected a ViT {patches}, got {type(model).__name__}.'
-
-
-def size_problems(config: checks.Run, name: str, teacher: FeatureTeacher) -> Iterator[str]:
-  """Yields problems of a size of images that the patches of the teacher do not divide."""
   patch = getattr(teacher.model, 'patch', 1)
   is_known = teacher.model != ViT()  # before the weights are read it has the default
   for side in teacher.image_px(config.image_px) if is_known else ():

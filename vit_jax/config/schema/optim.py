@@ -25,11 +25,6 @@ class Decay(enum.Enum):
   EXPONENTIAL = 'exponential'  # times `drop` after every `every`, counted from the start of the run (EfficientNet)
   CONSTANT = 'constant'  # with a cooldown: warm-up, stable, decay (WSD)
 
-  @property
-  def reaches_end_lr(self) -> bool:
-    """Whether the learning rate falls to `end_lr` without a cooldown."""
-    return self in (Decay.COSINE, Decay.LINEAR)
-
 
 class Warmup(enum.Enum):
   """How far a warm-up of w updates has come at update s (from 0), by the program that a recipe is from."""
@@ -38,8 +33,10 @@ class Warmup(enum.Enum):
   LINSPACE = 'linspace'    # s / (w - 1), the last update at the peak: DINO
 
 
-def _all_but(*decays: Decay) -> tuple[Decay, ...]:
-  return tuple(decay for decay in Decay if decay not in decays)
+_READERS = {
+    'decay_from_start': (Decay.COSINE, Decay.LINEAR), 'milestones': (Decay.STEPS,), 'timescale': (Decay.RSQRT,),
+    'gamma': (Decay.STEPS, Decay.EXPONENTIAL), 'every': (Decay.EXPONENTIAL,)}
+"""The decays that read a setting of `Schedule`, by its name."""
 
 
 @dataclasses.dataclass
@@ -61,23 +58,19 @@ class Schedule(Settings):
   milestones: tuple[str, ...] = duration(())                  # of steps: moments, from the start of the run
   gamma: float = ranged(.1, r.UP_TO_1)                    # of steps and exponential: factor at each
   every: str = duration('2.4 epochs', zero=False)        # of exponential
-
   without_effect = (
-      NoEffect('decay', _all_but(Decay.COSINE, Decay.LINEAR), ('decay_from_start',),
-               advice='It is a setting of decay=cosine and linear.'),
-      NoEffect('decay', _all_but(Decay.COSINE, Decay.LINEAR), ('hold',), advice='Set cooldown instead.'),
+      *(NoEffect('decay', tuple(decay for decay in Decay if decay not in decays), (setting,),
+                 advice=f'It is a setting of decay={" and ".join(decay.value for decay in decays)}.')
+        for setting, decays in _READERS.items()),
       NoEffect('decay', (Decay.COSINE, Decay.LINEAR), ('cooldown',), ', which reaches end_lr by itself'),
-      NoEffect('decay', _all_but(Decay.STEPS), ('milestones',), advice='It is a setting of decay=steps.'),
-      NoEffect('decay', _all_but(Decay.RSQRT), ('timescale',), advice='It is a setting of decay=rsqrt.'),
-      NoEffect('decay', _all_but(Decay.STEPS, Decay.EXPONENTIAL), ('gamma',),
-               advice='It is a setting of decay=steps and exponential.'),
-      NoEffect('decay', _all_but(Decay.EXPONENTIAL), ('every',), advice='It is a setting of decay=exponential.'))
+      NoEffect('decay', (Decay.RSQRT, Decay.STEPS, Decay.EXPONENTIAL, Decay.CONSTANT), ('hold',),
+               advice='Set cooldown instead.'))
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     given = f'with {name}.decay={self.decay.value}'
     if not durations.parse(self.warmup).value:
       yield from no_effect(self, name, ('warmup_form', 'warmup_lr', 'decay_from_start'), f'with {name}.warmup=0 steps')
-    if not self.decay.reaches_end_lr and not self.cooldown:
+    if self.decay not in (Decay.COSINE, Decay.LINEAR) and not self.cooldown:
       yield from no_effect(self, name, ('end_lr',), f'{given} and no cooldown')
     if self.decay is Decay.STEPS and not self.milestones:
       yield problem(f'{name}.milestones', f'at least one {given}', ())
@@ -146,8 +139,8 @@ class Optimizer(Settings):
   # from 0 is i + 1, and the rest depth + 1 (MAE).
   layer_decay: float = ranged(1., r.UP_TO_1)
   rules: tuple[PathRule, ...] = ()  # exceptions for some parameters, the first that matches
-  without_effect = (NoEffect('clip_norm', (0.,), ('clip_parts',)),
-                    NoEffect('weight_decay', (0.,), ('weight_decay_ramp',)))
+  without_effect: ClassVar[tuple[NoEffect, ...]] = (
+      NoEffect('clip_norm', (0.,), ('clip_parts',)), NoEffect('weight_decay', (0.,), ('weight_decay_ramp',)))
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     clips = {clip: value for clip in ('clip_norm', 'clip_tensor', 'clip_adaptive') if (value := getattr(self, clip))}

@@ -352,7 +352,7 @@ class ViT(checks.Settings):
         f'objective {type(config.objective).__name__}': config.objective.needs_tokens})
     for setting in needs_all_patches if self.patch_dropout else ():
       yield checks.problem(f'{name}.patch_dropout', f'0 with {setting}, which needs all patches', self.patch_dropout)
-    for part_name in checks.names(type(self)):
+    for part_name in checks.names(self.__class__):
       part = getattr(self, part_name)
       if isinstance(part, Part):
         yield from part.network_problems(self, name, f'{name}.{part_name}')
