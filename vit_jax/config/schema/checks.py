@@ -99,7 +99,7 @@ def shown(value: Any) -> str:
   return text if len(text) <= 80 else f'{text[:60]}… ({len(text):,} characters)'
 
 
-def combinations(part: Settings, config: Run, name: str) -> Iterator[str]:
+def combinations(part: Any, config: Run, name: str) -> Iterator[str]:
   """Yields problems of settings that do not go together: those of `without_effect`, and those of `problems`."""
   for kind in reversed(type(part).__mro__):
     for entry in vars(kind).get('without_effect', ()):

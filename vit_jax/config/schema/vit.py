@@ -350,9 +350,9 @@ class ViT(checks.Settings):
         f'{name}.positions=relative': isinstance(self.positions, Relative),
         f'{name}.positions.at=layers': self.positions.at is PositionsAt.LAYERS,
         f'objective {type(config.objective).__name__}': config.objective.needs_tokens})
-    for setting in needs_all_patches if self.patch_dropout else ():
-      yield checks.problem(f'{name}.patch_dropout', f'0 with {setting}, which needs all patches', self.patch_dropout)
-    for part_name in checks.names(self.__class__):
-      part = getattr(self, part_name)
+    for reason in needs_all_patches if self.patch_dropout else ():
+      yield checks.problem(f'{name}.patch_dropout', f'0 with {reason}, which needs all patches', self.patch_dropout)
+    for setting in dataclasses.fields(self):
+      part = getattr(self, setting.name)
       if isinstance(part, Part):
-        yield from part.network_problems(self, name, f'{name}.{part_name}')
+        yield from part.network_problems(self, name, f'{name}.{setting.name}')
