@@ -34,7 +34,7 @@ from vit_jax.jobs import build
 from vit_jax.models import cost
 from vit_jax.models.kernels import attend, dense, forms, fused_attention, fused_mlp
 from vit_jax.models.vit import vit
-from vit_jax.optim import clipping, masks, trust
+from vit_jax.optim import clipping, masks, per_layer
 from vit_jax.parallel import kernels
 from vit_jax.parallel import mesh as meshes
 from vit_jax.plan import plan, topologies
@@ -111,7 +111,7 @@ def test_clipping_by_tensor_takes_layers_apart_and_query_key_and_value_together(
 @every
 def test_the_trust_ratio_is_of_each_layer(name: str) -> None:
   moves, params = drawn(name), drawn(name, seed=1)
-  found, _ = trust.scale_by_trust(1., ['.*'], masks.find_matrices(params)).update(moves, None, params)
+  found, _ = per_layer.scale_by_trust(1., ['.*'], masks.find_matrices(params)).update(moves, None, params)
   for path, x in trees.flatten(moves).items():
     ratio = np.sqrt(_squares(path, trees.flatten(params)[path]) / _squares(path, x))
     np.testing.assert_allclose(trees.flatten(found)[path], x * ratio, rtol=1e-5, err_msg=path)

@@ -47,20 +47,13 @@ from vit_jax.weights.hints import Reading
 
 
 class Flag(NamedTuple):
-  """A flag of a job.
-
-  kind: the kind of the flag's value; None = a switch, which takes no value.
-  help: what the flag sets, for the help and for messages.
-  default: the value if the flag is not given; a switch is then False.
-  default_text: shown in the help in place of `default`, such as 'the run directory'; '' = `default` is shown.
-  bare_value: the text that a flag without a value stands for: `--lora` means `--lora=8`; '' = a value is required.
-  """
+  """A flag of a job."""
   name: str
-  kind: Kind | None
-  help: str
-  default: Any = None
-  default_text: str = ''
-  bare_value: str = ''
+  kind: Kind | None  # of the flag's value; None = a switch, which takes no value
+  help: str  # what the flag sets, for the help and for messages
+  default: Any = None  # the value if the flag is not given; a switch is then False
+  default_text: str = ''  # in place of `default` in the help, such as 'the run directory'; '' = `default` is shown
+  bare_value: str = ''  # what a flag without a value stands for: `--lora` means `--lora=8`; '' = a value is required
 
   def read(self, text: str) -> Any:
     """Returns the value for a text from the command line. The flag must not be a switch.
@@ -91,24 +84,15 @@ class Flag(NamedTuple):
 
 
 class Job(NamedTuple):
-  """A job of the command line.
-
-  summary: one sentence for the help.
-  module: the name, below `vit_jax`, of the module whose function `run` does the job.
-  required, optional: flags that must be given, and flags that may be given.
-  files: describes the arguments that are not flags; in brackets if they are optional; '' = the job takes none.
-  base: for a job without --config: the name of the config whose settings can be overridden; '' = no overrides.
-  is_on_cpu: whether the job leaves accelerators to other processes.
-  is_quick: whether the job takes few seconds, so that it shows no stages.
-  """
-  summary: str
-  module: str
-  required: tuple[Flag, ...] = ()
-  optional: tuple[Flag, ...] = ()
-  files: str = ''
-  base: str = ''
-  is_on_cpu: bool = False
-  is_quick: bool = False
+  """A job of the command line."""
+  summary: str  # one sentence for the help
+  module: str  # the name, below `vit_jax`, of the module whose function `run` does the job
+  required: tuple[Flag, ...] = ()  # flags that must be given
+  optional: tuple[Flag, ...] = ()  # flags that may be given
+  files: str = ''  # describes the arguments that are not flags; in brackets if they are optional; '' = it takes none
+  base: str = ''  # for a job without --config: the config whose settings can be overridden; '' = no overrides
+  is_on_cpu: bool = False  # whether the job leaves accelerators to other processes
+  is_quick: bool = False  # whether the job takes few seconds, so that it shows no stages
 
   @property
   def flags(self) -> dict[str, Flag]:

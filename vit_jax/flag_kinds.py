@@ -20,23 +20,14 @@ _MAX_WHOLE = 2**31 - 1  # the largest i32
 
 
 class Kind(NamedTuple):
-  """The kind of value that a flag has.
-
-  metavar: stands for the value in the help, such as N.
-  expected: describes the value in messages.
-  convert: converts a text to the value; raises ValueError if the text is of another kind.
-  limits: of the value, for the help.
-  choices: values that shells complete.
-  is_path: whether the value is a path, which shells complete, or several paths with commas.
-  is_utf8: whether a path must be text in UTF-8, as some libraries need it.
-  """
-  metavar: str
-  expected: str
-  convert: Callable[[str], Any]
-  limits: str = ''
-  choices: tuple[str, ...] = ()
-  is_path: bool = False
-  is_utf8: bool = False
+  """The kind of value that a flag has."""
+  metavar: str  # stands for the value in the help, such as N
+  expected: str  # describes the value in messages
+  convert: Callable[[str], Any]  # converts a text to the value; raises ValueError if the text is of another kind
+  limits: str = ''  # of the value, for the help
+  choices: tuple[str, ...] = ()  # values that shells complete
+  is_path: bool = False  # whether the value is a path, which shells complete, or several paths with commas
+  is_utf8: bool = False  # whether a path must be text in UTF-8, as some libraries need it
 
 
 def whole(low: int, high: int = _MAX_WHOLE) -> Kind:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.commands import JOBS, Command, Flag, Job, find_model
 from vit_jax.config import files as configs
-from vit_jax.config.engine import ELSEWHERE
+from vit_jax.config.overrides import ELSEWHERE
 from vit_jax.core import failures, globs, implementation, reports, signals
 from vit_jax.core.errors import UserError
 from vit_jax.record import console
@@ -124,17 +124,11 @@ def _find_job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
 
 
 class _Line(NamedTuple):
-  """The words of a command line after the name of the job, sorted.
-
-  texts: the texts of the values of a flag, in the order of the command line, by the flag's name; [] for a switch.
-  files: words that are not flags.
-  overrides: settings of the config, `name=value` each.
-  unknown: names of flags that the job does not have, and `name=value` of switches, which take no value.
-  """
-  texts: dict[str, list[str]]
-  files: list[str]
-  overrides: list[str]
-  unknown: list[str]
+  """The words of a command line after the name of the job, sorted."""
+  texts: dict[str, list[str]]  # values of a flag, in the order of the command line, by its name; [] for a switch
+  files: list[str]  # words that are not flags
+  overrides: list[str]  # settings of the config, `name=value` each
+  unknown: list[str]  # names of flags that the job does not have, and `name=value` of switches, which take no value
 
 
 def _split_words(job: Job, words: Sequence[str]) -> _Line:

@@ -44,8 +44,20 @@ def test_a_setting_without_effect_is_named_with_its_default() -> None:
   assert list(checks.no_effect(recipe, 'data.recipe', ('crop_area', 'flip'), 'with x=1', 'Do that.')) == [
       'data.recipe.crop_area: expected its default (0.05, 1.0) with x=1, got (0.5, 1.0). It has no effect there. Do '
       'that.']
-  assert len(list(checks.switched_off(recipe, 'r', 'here'))) == 2
-  assert not list(checks.switched_off(s.PathRule(''), 'r', 'here'))
+
+
+def test_all_settings_of_a_part_that_is_switched_off_have_no_effect() -> None:
+  part = s.RandAugment(layers=0, magnitude=9., probability=.5)
+  assert list(checks.combinations(part, s.Config(), 'data.recipe.randaugment')) == [
+      f'data.recipe.randaugment.{name}: expected its default {default} with data.recipe.randaugment.layers=0, got '
+      f'{value}. It has no effect there.' for name, default, value in (
+          ('magnitude', 10., 9.), ('probability', 1., .5))]
+  assert not list(checks.combinations(s.RandAugment(), s.Config(), 'r'))
+
+
+def test_a_kind_also_has_the_settings_without_effect_of_its_base_classes() -> None:
+  assert [text.partition(':')[0] for text in checks.combinations(s.Sgd(clip_parts=('.*',), decay_by=s.DecayBy.LR),
+                                                                 s.Config(), 'o')] == ['o.clip_parts', 'o.decay_by']
 
 
 @pytest.mark.parametrize(('value', 'text'), [

@@ -4,7 +4,7 @@ from dataclasses import field
 
 import pytest
 
-from vit_jax.config import describe, engine, schema
+from vit_jax.config import describe, engine, overrides, schema
 from vit_jax.config.schema import checks, ranges
 
 
@@ -56,4 +56,4 @@ def test_the_shown_value_can_be_given_on_the_command_line() -> None:
   config = schema.Config()
   for one in describe.settings(config):
     if one.value not in ((), ''):
-      assert engine.changed({'': config}, [f'{one.name}={describe.text(one.value)}']) == {'': config}, one.name
+      assert overrides.changed({'': config}, [f'{one.name}={describe.text(one.value)}']) == {'': config}, one.name

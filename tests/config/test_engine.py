@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.config import engine, files, schema
+from vit_jax.config import engine, files, overrides, schema
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 
@@ -63,7 +63,7 @@ def test_settings_that_are_gone_are_read_if_they_change_nothing() -> None:
       engine.from_json(f'{{{part}}}')
     assert isinstance(engine.from_json(f'{{{part}}}', code='model'), schema.Config)  # weights alone are read
   with pytest.raises(UserError, match='config.optimizer.layer_groups: expected the name of a setting. It was removed'):
-    engine.changed({'': schema.Config()}, ['optimizer.layer_groups=mae'])
+    overrides.changed({'': schema.Config()}, ['optimizer.layer_groups=mae'])
 
 
 def test_all_settings_that_cannot_be_read_are_listed(tmp_path: pathlib.Path) -> None:
@@ -162,7 +162,7 @@ def test_a_part_is_replaced_by_name_and_then_takes_overrides_in_any_order() -> N
   changes = ['optimizer=sgd', 'optimizer.momentum=.8', 'model=Mixer-B/16', 'model.dropout=.1', 'objective=distill',
              'objective.teacher.model=S/16', 'objective.teacher.model.depth=2']
   for order in (changes, changes[::-1]):
-    config = engine.changed({'': schema.Config()}, order, models=sizes.model)['']
+    config = overrides.changed({'': schema.Config()}, order, models=sizes.model)['']
     assert config.optimizer == schema.Sgd(momentum=.8)
     assert isinstance(config.model, schema.Mixer) and (config.model.patch, config.model.dropout) == (16, .1)
     assert isinstance(config.objective, schema.Distill) and config.objective.teacher.model.width == 384
@@ -178,7 +178,7 @@ def test_a_part_is_replaced_by_name_and_then_takes_overrides_in_any_order() -> N
     ('head=default', 'head', schema.Head())])
 def test_the_new_part_has_the_defaults_of_its_name(override: str, path: str, expected: object) -> None:
   before = schema.Config(head=schema.Head(pre_logits=3), optimizer=schema.AdamW(lr=7.))
-  after = engine.changed({'': before}, [override], models=sizes.model)['']
+  after = overrides.changed({'': before}, [override], models=sizes.model)['']
   assert getattr(after, path) == expected
   assert before == schema.Config(head=schema.Head(pre_logits=3), optimizer=schema.AdamW(lr=7.))  # not changed in place
 
@@ -200,7 +200,7 @@ def test_the_new_part_has_the_defaults_of_its_name(override: str, path: str, exp
 def test_another_kind_of_a_part_keeps_the_settings_that_mean_the_same_and_says_so(
     before: schema.ViT, override: str, after: schema.ViT, said: str, caplog: pytest.LogCaptureFixture) -> None:
   configs = {name: schema.Config(model=before) for name in ('a', 'b')}
-  found = engine.changed(configs, [override])
+  found = overrides.changed(configs, [override])
   assert found['a'].model == found['b'].model == after
   assert caplog.messages == [said] * bool(said)  # once for all runs of a study
 
@@ -208,7 +208,7 @@ def test_another_kind_of_a_part_keeps_the_settings_that_mean_the_same_and_says_s
 def test_a_setting_on_the_command_line_has_precedence_over_the_one_that_is_kept() -> None:
   before = schema.Config(model=schema.ViT(mlp=schema.Mlp(512)))
   for order in (['model.mlp.hidden=96', 'model.mlp=swiglu'], ['model.mlp=swiglu', 'model.mlp.hidden=96']):
-    model = engine.changed({'': before}, order)[''].model
+    model = overrides.changed({'': before}, order)[''].model
     assert isinstance(model, schema.ViT) and model.mlp == schema.SwiGlu(96)
 
 
@@ -228,13 +228,13 @@ def test_a_setting_on_the_command_line_has_precedence_over_the_one_that_is_kept(
     ('data.decode=whole', "config.data.decode: expected one of auto, full, crop, got 'whole'.")])
 def test_unknown_names_are_refused_with_the_known_ones(override: str, message: str) -> None:
   with pytest.raises(UserError) as error:
-    engine.changed({'': files.load('digits', [])}, [override], models=sizes.model)
+    overrides.changed({'': files.load('digits', [])}, [override], models=sizes.model)
   assert message in str(error.value)
 
 
 def test_sizes_are_known_only_where_they_are_given() -> None:
   with pytest.raises(UserError, match="config.model: expected vit, resnet, .*, got 'S/16'."):
-    engine.changed({'': schema.Config()}, ['model=S/16'])
+    overrides.changed({'': schema.Config()}, ['model=S/16'])
 
 
 def test_parts_of_every_run_of_a_study_are_replaced() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 
-from vit_jax.config import check, engine, files, schema
+from vit_jax.config import check, engine, files, overrides, schema
 from vit_jax.config.schema import ranges
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
@@ -39,7 +39,7 @@ def first_run(spec: str) -> schema.Config:
 def judge(spec: str, name: str, text: str) -> schema.Config | None:
   """The config with an override where it is accepted; what refuses it must name the setting, briefly."""
   try:
-    config = engine.changed({'': first_run(spec)}, [f'{name}={text}'])['']
+    config = overrides.changed({'': first_run(spec)}, [f'{name}={text}'])['']
     check.check(config)
   except UserError as error:
     message = str(error)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from vit_jax import main
-from vit_jax.config import check, engine, files, schema
+from vit_jax.config import check, engine, files, overrides, schema
 from vit_jax.core import implementation, reports
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import settings
@@ -143,7 +143,7 @@ def test_the_command_line_names_it_for_any_config(config: pathlib.Path, monkeypa
 @pytest.mark.parametrize('name', ['jax:jit', 'turning:Spec', 'turning:Nameless', 'turning:Count', 'numpy:ndarray'])
 def test_only_settings_classes_of_the_part_are_taken(config: pathlib.Path, name: str) -> None:
   files.load(str(config), [])
-  for read in (lambda: engine.changed({'': schema.Config()}, [f'objective={name}']),
+  for read in (lambda: overrides.changed({'': schema.Config()}, [f'objective={name}']),
                lambda: engine.read({'objective': {'type': name}})):
     with pytest.raises(UserError, match='objective: expected a dataclass that inherits from ObjectiveSettings and '
                                         f'names its implementation, got {name}'):

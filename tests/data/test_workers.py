@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from vit_jax.config import engine, schema
+from vit_jax.config import overrides, schema
 from vit_jax.core import failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Shard
@@ -216,8 +216,8 @@ def test_a_container_may_have_less_than_the_machine(tmp_path: pathlib.Path) -> N
 def test_auto_is_the_default_and_a_word_of_the_command_line() -> None:
   assert schema.Data().workers == AUTO
   config = {'x': schema.Config(data=schema.Data(workers=3))}
-  assert engine.changed(config, ['data.workers=auto'])['x'].data.workers == AUTO
-  assert engine.changed(config, ['data.workers=0'])['x'].data.workers == 0
+  assert overrides.changed(config, ['data.workers=auto'])['x'].data.workers == AUTO
+  assert overrides.changed(config, ['data.workers=0'])['x'].data.workers == 0
 
 
 @pytest.mark.parametrize(('setting', 'num_examples', 'batch_bytes', 'here', 'found'), [

@@ -78,3 +78,10 @@ def test_a_cost_in_the_file_is_that_of_the_network(name: str) -> None:
 @pytest.mark.slow(reason='80 s of tracing')
 def test_all_costs_in_the_file_are_those_of_the_networks() -> None:
   assert {str(one): one.derive() for one in network_costs.needed()} == catalog._known_costs()
+
+
+def test_every_published_network_is_of_a_family_with_a_title() -> None:
+  recent = sizes.PUBLISHED[sizes.PUBLISHED.index('DINOv3-S/16'):]
+  assert len(recent) > 40 and {catalog.model(name).family for name in recent} == {
+      'DINOv3', 'CLIP', 'OpenCLIP', 'SigLIP 2', 'EVA-02', 'EVA-02-CLIP', 'Perception Encoder', 'AIMv2', 'TIPSv2',
+      'RoPE-ViT', 'I-JEPA'}

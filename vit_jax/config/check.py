@@ -18,15 +18,15 @@ from vit_jax.core.errors import UserError
 
 def check(config: schema.Config) -> None:
   """Raises UserError with all problems of a config, one a line."""
-  if found := problems(config):
-    raise UserError(f'The config {checks.shown(config.name)} has {len(found)} problem{"s" * (len(found) > 1)}:\n'
-                    + '\n'.join(f'  {problem}' for problem in found))
+  if texts := problems(config):
+    raise UserError(f'The config {checks.shown(config.name)} has {len(texts)} problem{"s" * (len(texts) > 1)}:\n'
+                    + '\n'.join(f'  {text}' for text in texts))
 
 
 def check_model(model: schema.Model, image_px: tuple[int, int]) -> None:
   """Raises UserError with all problems of the settings of a network for images of `image_px`, one a line."""
-  if found := problems(schema.Config(model=model, image_px=image_px), of='model'):
-    raise UserError('\n'.join(found))
+  if texts := problems(schema.Config(model=model, image_px=image_px), of='model'):
+    raise UserError('\n'.join(texts))
 
 
 def problems(config: schema.Config, *, of: str = '') -> list[str]:
@@ -40,18 +40,24 @@ def problems(config: schema.Config, *, of: str = '') -> list[str]:
   """
   wrong = [problem for prefix, part in ranges.walk(config) if _is_inside(prefix, of)
            for problem in ranges.problems(part, prefix)]
-  names = '|'.join({re.escape(re.split(r'[.\[]', problem.name)[-1]) for problem in wrong})
-  others = [text if len(text) <= 1000 else f'{text[:400]} … {text[-400:]}'
-            for text in combinations(repaired(config) if wrong else config, of=of)
-            if not wrong or not re.search(rf'\b({names})\b', text)]
+  if not wrong:
+    return list(dict.fromkeys(map(_shortened, combinations(config, of=of))))
+  names = '|'.join({re.escape(re.split(r'[.\[]', problem.name)[-1]) for problem in wrong})  # as in `lr|depth`
+  others = [_shortened(text) for text in combinations(repaired(config), of=of)
+            if not re.search(rf'\b({names})\b', text)]
   return [*map(str, wrong), *dict.fromkeys(others)]
+
+
+def _shortened(text: str) -> str:
+  """Returns the beginning and the end of a very long problem."""
+  return text if len(text) <= 1000 else f'{text[:400]} … {text[-400:]}'
 
 
 def combinations(config: schema.Config, *, of: str = '') -> Iterator[str]:
   """Yields problems of settings that do not go together, in a config whose single settings are valid."""
   for prefix, part in ranges.walk(config):
     if _is_inside(prefix, of):
-      yield from part.problems(config, prefix.rstrip('.'))
+      yield from checks.combinations(part, config, prefix.rstrip('.'))
   if not of and not config.mesh.slices:
     yield from _slices_problems(config)
 
@@ -64,7 +70,7 @@ def _is_inside(prefix: str, part: str) -> bool:
 def repaired(value: Any) -> Any:
   """Returns a copy of settings in which those with a wrong value have their defaults, also in all parts."""
   if isinstance(value, Mapping):
-    return {key: repaired(one) for key, one in value.items()}
+    return {key: repaired(part) for key, part in value.items()}
   if isinstance(value, tuple):
     return tuple(map(repaired, value))
   if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -76,10 +82,11 @@ def repaired(value: Any) -> Any:
 
 def _slices_problems(config: schema.Config) -> Iterator[str]:
   """Yields why a run could not continue on fewer slices: more microbatches would change its results."""
-  alone = schema.replaced(config, {'mesh.slices': 1})
-  more = schema.replaced(alone, {'train.accumulate': 2 * config.train.microbatches,
-                                 'batch_size': 2 * config.batch_size})
-  reasons = [problem for problem in combinations(more) if problem not in set(combinations(alone))]
+  on_one_slice = schema.replaced(config, {'mesh.slices': 1})
+  with_more = schema.replaced(on_one_slice, {'train.accumulate': 2 * config.train.microbatches,
+                                             'batch_size': 2 * config.batch_size})
+  known = set(combinations(on_one_slice))
+  reasons = [problem for problem in combinations(with_more) if problem not in known]
   if rho := config.train.sam.rho:
     reasons.append(f'train.sam.rho={rho:g}: each microbatch has a perturbation of its own')
   if getattr(config.objective, 'mix_token', False):

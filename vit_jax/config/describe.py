@@ -29,61 +29,71 @@ REQUIRED = object()
 
 
 class Described(NamedTuple):
-  """A setting.
-
-  name: dotted path, as in `--config.NAME=VALUE`.    value: it has now.
-  part: the type of the part that it belongs to, such as `AdamW`.
-  type: such as `number`, `numbers with commas` or `choice`.    unit: '' = none.
-  default: of the schema; `REQUIRED` if there is none.    allowed: values, in words; '' = any of the type.
-  about: the comment of the schema.
-  """
-  name: str
-  value: Any
-  part: str
-  type: str
-  unit: str
-  default: Any
-  allowed: str
-  about: str
+  """A setting."""
+  name: str     # dotted path, as in `--config.NAME=VALUE`
+  value: Any    # that it has now
+  part: str     # the type of the part that it belongs to, such as `AdamW`
+  type: str     # such as `number`, `numbers with commas` or `choice`
+  unit: str     # such as `px`; '' = none
+  default: Any  # of the schema; `REQUIRED` if there is none
+  allowed: str  # values, in words; '' = any of the type
+  about: str    # the comment of the schema
 
 
 def settings(config: Any) -> list[Described]:
   """Describes every setting of a config, or of a part of one, in the order of the schema."""
-  return list(_of(config, '', None))
+  return list(_describe(config, '', None))
 
 
-def _of(part: Any, prefix: str, usual: Any) -> Iterator[Described]:
-  """Yields the settings of a part; `usual` is the part that the part around it has by default, or None."""
+def _describe(part: Any, prefix: str, default_part: Any) -> Iterator[Described]:
+  """Yields the settings of a part; `default_part` is the part that a config has there by default, or None."""
   kind: type = type(part)
   abouts = comments(kind)
   for field in dataclasses.fields(part):
     value, name = getattr(part, field.name), f'{prefix}{field.name}'
-    default = getattr(usual, field.name) if type(usual) is type(part) else checks.default_of(
-        field, missing=REQUIRED)
-    if dataclasses.is_dataclass(value) or isinstance(value, dict):
-      declared = typing.get_args(field.type)[1] if isinstance(value, dict) else field.type
-      for key, one in (value if isinstance(value, dict) else {'': value}).items():
-        own, was = f'{name}.{key}'.rstrip('.'), default.get(key) if isinstance(default, dict) else default
-        if known := engine.kinds(declared):
-          usual_kind = checks.kind(was) if dataclasses.is_dataclass(was) else REQUIRED
-          yield Described(own, checks.kind(one), kind.__name__, 'choice', '', usual_kind, ', '.join(known),
-                          abouts.get(field.name, ''))
-        yield from _of(one, f'{own}.', was)
+    default = checks.default_of(field, missing=REQUIRED)
+    if type(default_part) is kind:
+      default = getattr(default_part, field.name)
+    allowed = field.metadata.get('allowed')
+    unit = _UNITS.get(field.name.rpartition('_')[2], '')
+    if allowed:
+      unit = 'steps, epochs, examples or %' if isinstance(allowed, ranges.Span) else allowed.unit or unit
+    described = Described(
+        name=name, value=value, part=kind.__name__, type=_type(field.type, value, allowed),
+        unit=unit, default=default, allowed=_allowed(field.type, value, allowed),
+        about=abouts.get(field.name, ''))
+    if isinstance(value, dict):
+      for key, inner in value.items():
+        inner_default = default.get(key) if isinstance(default, dict) else default
+        yield from _describe_part(inner, typing.get_args(field.type)[1], described._replace(
+            name=f'{name}.{key}', default=inner_default))
+    elif dataclasses.is_dataclass(value):
+      yield from _describe_part(value, field.type, described)
     else:
-      allowed = field.metadata.get('allowed')
-      unit = 'steps, epochs, examples or %' if isinstance(allowed, ranges.Span) else (
-          (allowed and allowed.unit) or _UNITS.get(field.name.rpartition('_')[2], ''))
-      yield Described(name, value, type(part).__name__, _type(field.type, value, allowed), unit,
-                      default, _allowed(field.type, value, allowed), abouts.get(field.name, ''))
+      yield described
+
+
+def _describe_part(part: Any, declared: Any, described: Described) -> Iterator[Described]:
+  """Yields the kind of a part as a setting, if it may be of several kinds, and then the settings of the part.
+
+  `described` has the name and the default of the part.
+  """
+  default = described.default
+  if kinds := engine.kinds(declared):
+    default_kind = checks.kind(default) if dataclasses.is_dataclass(default) else REQUIRED
+    yield described._replace(value=checks.kind(part), type='choice', unit='', default=default_kind,
+                             allowed=', '.join(kinds))
+  yield from _describe(part, f'{described.name}.', default)
 
 
 def _type(declared: Any, value: Any, allowed: Any) -> str:
+  """Returns the type of a setting in words, such as `numbers with commas`."""
   if isinstance(allowed, ranges.Span):
     return 'lengths with commas' if typing.get_origin(declared) is tuple else 'length'
   if typing.get_origin(declared) is tuple:
     arguments = typing.get_args(declared)
-    one = _type(arguments[0], value[0] if value else None, allowed)
-    return f'{one}s with commas' if Ellipsis in arguments else f'{len(arguments)} {one}s with commas'
+    item = _type(arguments[0], value[0] if value else None, allowed)
+    return f'{item}s with commas' if Ellipsis in arguments else f'{len(arguments)} {item}s with commas'
   if isinstance(declared, types.UnionType):
     declared = type(value)
   if isinstance(declared, type) and issubclass(declared, enum.Enum):
@@ -92,6 +102,7 @@ def _type(declared: Any, value: Any, allowed: Any) -> str:
 
 
 def _allowed(declared: Any, value: Any, allowed: Any) -> str:
+  """Returns the values that a setting may have, in words; '' = any of its type."""
   if isinstance(allowed, ranges.Span):
     return durations.EXPECTED + (", or '' for off" if allowed.off else '')
   if allowed is not None:
@@ -113,8 +124,11 @@ def text(value: Any) -> str:
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, float):
-    return short if float(short := f'{value:.10g}') == value else repr(value)
-  return redacted(value) or "''" if isinstance(value, str) else shown(value)
+    short = f'{value:.10g}'
+    return short if float(short) == value else repr(value)
+  if isinstance(value, str):
+    return redacted(value) or "''"
+  return shown(value)
 
 
 @functools.cache
@@ -128,18 +142,17 @@ def comments(kind: type) -> dict[str, str]:
 
 
 def _comments(source: str) -> dict[str, str]:
-  lines = {token.start[0]: (token.string.lstrip('# ').strip(), token.line.lstrip().startswith('#'))
-           for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT}
+  """Returns the comment of each field in the source of a class: the lines directly above the field, and beside it."""
+  tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT]
+  texts = {token.start[0]: token.string.lstrip('# ').strip() for token in tokens}  # by line
+  lines_without_code = {token.start[0] for token in tokens if token.line.lstrip().startswith('#')}
   body = next(node.body for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
   found = {}
   for node in body:
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-      above: list[str] = []
-      number = node.lineno - 1
-      while number in lines and lines[number][1]:
-        above.insert(0, lines[number][0])
-        number -= 1
-      beside = [lines[number][0] for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-                if number in lines]
-      found[node.target.id] = re.sub(r'\s+', ' ', ' '.join([*above, *beside]))
+      first, last = node.lineno, node.end_lineno or node.lineno
+      while first - 1 in lines_without_code:
+        first -= 1
+      words = ' '.join(texts[line] for line in range(first, last + 1) if line in texts)
+      found[node.target.id] = re.sub(r'\s+', ' ', words)
   return found

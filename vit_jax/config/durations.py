@@ -15,12 +15,11 @@ from vit_jax.core.errors import UserError
 MOST = {'steps': 2**31 - 1, 'epochs': 10**9, 'examples': 10**15, '%': 100}
 """The longest durations. Steps are counted in int32."""
 EXPECTED = "a number and a unit, such as '90 epochs', '20_000 steps', '30e6 examples' or '10 %'"
-_PATTERN = re.compile(r'\s*([0-9][0-9_]*\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*(steps?|epochs?|examples?|%)\s*',
-                      re.ASCII)
-
-
-_WALL = re.compile(r'\s*([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)\s*(minutes?|hours?)\s*', re.ASCII)
+_DURATION = re.compile(r'\s*([0-9][0-9_]*\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*(steps?|epochs?|examples?|%)\s*',
+                       re.ASCII)  # number and unit, as in '20_000 steps' or '30e6 examples'
+_WALL_TIME = re.compile(r'\s*([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)\s*(minutes?|hours?)\s*', re.ASCII)  # '1.5 hours'
 MOST_WALL_S = 3600. * 10_000
+"""The longest wall time in seconds: 10,000 hours."""
 
 
 class Duration(NamedTuple):
@@ -35,29 +34,31 @@ def parse(text: str) -> Duration:
   Raises:
     UserError: it is not one, or longer than `MOST`.
   """
-  found = read(text)
-  if not found:
+  duration = read(text)
+  if not duration:
     raise UserError(f'expected {EXPECTED}, got {text[:60]!r}. Write a number and a unit.')
-  if found.value > MOST[found.unit]:
-    raise UserError(f'expected at most {MOST[found.unit]:,} {found.unit}, got {text[:60]!r}. Set a shorter '
-                    'duration.')
-  return found
+  most = MOST[duration.unit]
+  if duration.value > most:
+    raise UserError(f'expected at most {most:,} {duration.unit}, got {text[:60]!r}. Set a shorter duration.')
+  return duration
 
 
 def read(text: str) -> Duration | None:
-  """Reads a duration, however long; None if it is none."""
-  found = _PATTERN.fullmatch(text)
-  if not found:
+  """Reads a duration, however long; None if the text is not one."""
+  match = _DURATION.fullmatch(text)
+  if not match:
     return None
-  return Duration(float(found[1].replace('_', '')), found[2] if found[2] == '%' else found[2].rstrip('s') + 's')
+  number, unit = match.groups()
+  return Duration(float(number.replace('_', '')), unit if unit == '%' else unit.rstrip('s') + 's')
 
 
 def parse_wall(text: str) -> float | None:
-  """Reads a wall time, such as `'20 minutes'` or `'1.5 hours'`, in seconds; None if it is none."""
-  found = _WALL.fullmatch(text)
-  if not found:
+  """Reads a wall time, such as `'20 minutes'` or `'1.5 hours'`, in seconds; None if the text is not one."""
+  match = _WALL_TIME.fullmatch(text)
+  if not match:
     return None
-  seconds = float(found[1].replace('_', '')) * (60. if found[2].startswith('minute') else 3600.)
+  number, unit = match.groups()
+  seconds = float(number.replace('_', '')) * (60. if unit.startswith('minute') else 3600.)
   return seconds if 0. < seconds <= MOST_WALL_S else None
 
 
@@ -87,8 +88,8 @@ def in_steps(text: str, *, num_examples: int, batch_size: int, total_steps: int 
                         f'{text!r}. Set the length of the run in one of these units.')
       steps = value / 100 * total_steps
   if steps > MOST['steps']:
-    name = 'length: ' * (total_steps is None)
-    raise UserError(f'{name}expected at most {MOST["steps"]:,} steps, got {text!r}, which is {steps:,.0f} steps of '
+    setting = 'length: ' if total_steps is None else ''
+    raise UserError(f'{setting}expected at most {MOST["steps"]:,} steps, got {text!r}, which is {steps:,.0f} steps of '
                     f'{batch_size:,} examples. Set a shorter duration.')
   return int(steps + .5)
 
@@ -101,11 +102,11 @@ def parse_steps(text: str) -> tuple[int, int] | None:
   """
   if not text:
     return None
-  found = re.fullmatch(r'\s*([0-9][0-9_]{0,15})\s*\.\.\s*([0-9][0-9_]{0,15})\s*', text, re.ASCII)
-  if not found or not 1 <= int(found[1]) <= int(found[2]) <= MOST['steps']:
+  match = re.fullmatch(r'\s*([0-9][0-9_]{0,15})\s*\.\.\s*([0-9][0-9_]{0,15})\s*', text, re.ASCII)
+  if not match or not 1 <= int(match[1]) <= int(match[2]) <= MOST['steps']:
     raise UserError(f"expected first..last, from 1 and in order, such as '100..105', got {text[:60]!r}. "
                     'Write two numbers of steps.')
-  return int(found[1]), int(found[2])
+  return int(match[1]), int(match[2])
 
 
 class Lengths(NamedTuple):

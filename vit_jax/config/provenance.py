@@ -27,11 +27,12 @@ log = logging.getLogger('vit_jax.config')
 def settings(config: schema.Config) -> dict[str, Any]:
   """Returns the settings by name, such as `model.gelu`, with values as JSON has them."""
   plain = engine.to_plain(config)
-  found = {name: value for part in ('model', 'head') for name, value in engine.flat(plain[part], part).items()
-           if name.split('.')[-1] not in _RUNNING}
-  found |= {f'objective.{name}': plain['objective'][name] for name in _DECODING if name in plain['objective']}
-  return found | {'image_px': plain['image_px']} | {
-      f'data.recipe.{name}': plain['data']['recipe'][name] for name in _PREPROCESSING}
+  of_network = {**engine.flat(plain['model'], 'model'), **engine.flat(plain['head'], 'head')}
+  return {
+      **{name: value for name, value in of_network.items() if name.split('.')[-1] not in _RUNNING},
+      **{f'objective.{name}': plain['objective'][name] for name in _DECODING if name in plain['objective']},
+      'image_px': plain['image_px'],
+      **{f'data.recipe.{name}': plain['data']['recipe'][name] for name in _PREPROCESSING}}
 
 
 def is_preprocessing(name: str) -> bool:
@@ -48,9 +49,11 @@ def differences(meta: Mapping[str, Any], config: schema.Config) -> dict[str, tup
     meta: of the checkpoint.
     config: to compare it with.
   """
-  saved, now = meta.get(SETTINGS), settings(config)
-  saved = saved if isinstance(saved, Mapping) else {}
-  return {name: (value, now[name]) for name, value in saved.items() if name in now and now[name] != value}
+  saved, in_config = meta.get(SETTINGS), settings(config)
+  if not isinstance(saved, Mapping):
+    return {}
+  return {name: (value, in_config[name]) for name, value in saved.items()
+          if name in in_config and in_config[name] != value}
 
 
 def check(meta: Mapping[str, Any], config: schema.Config, *, said: str, overridden: Collection[str] = ()) -> None:
@@ -65,22 +68,26 @@ def check(meta: Mapping[str, Any], config: schema.Config, *, said: str, overridd
   Raises:
     UserError: lists the settings that differ.
   """
-  found = differences(meta, config)
-  asked = {name: pair for name, pair in found.items() if any(f'{name}.'.startswith(f'{one}.') for one in overridden)}
-  if asked:
-    log.warning('Settings that differ from those that the checkpoint was saved with:\n%s', text(asked))
-  if wrong := {name: pair for name, pair in found.items() if name not in asked}:
+  intended: dict[str, tuple[Any, Any]] = {}
+  wrong: dict[str, tuple[Any, Any]] = {}
+  for name, pair in differences(meta, config).items():
+    is_overridden = any(f'{name}.'.startswith(f'{setting}.') for setting in overridden)
+    (intended if is_overridden else wrong)[name] = pair
+  if intended:
+    log.warning('Settings that differ from those that the checkpoint was saved with:\n%s', text(intended))
+  if wrong:
     name, (value, _) = next(iter(wrong.items()))
     raise UserError(f'{said}: expected the settings that checkpoint {meta.get("step", "?")} was saved with, got '
                     f'others:\n{text(wrong)}\nRestore that file, or where the job takes a config, set these settings, '
                     f'for example --config.{name}={_shown(value)}')
 
 
-def text(found: Mapping[str, tuple[Any, Any]]) -> str:
-  """Returns a line for each difference."""
-  return '\n'.join(f'  {name}: {_shown(a)} in the checkpoint, {_shown(b)} in the config'
-                   for name, (a, b) in found.items())
+def text(differing: Mapping[str, tuple[Any, Any]]) -> str:
+  """Returns a line for each of `differences`."""
+  return '\n'.join(f'  {name}: {_shown(saved)} in the checkpoint, {_shown(now)} in the config'
+                   for name, (saved, now) in differing.items())
 
 
 def _shown(value: Any) -> str:
+  """Returns a value of JSON as it is typed after `--config.NAME=`."""
   return ','.join(map(str, value)) if isinstance(value, list) else str(value)

@@ -96,19 +96,23 @@ def _located(path: pathlib.Path, error: BaseException, message: str) -> UserErro
 
   It ends with the text of this line.
   """
-  file = str(path)
-  if isinstance(error, SyntaxError) and (error.filename in (None, '<unknown>') or _is_persons(error.filename, file)):
-    file = file if error.filename in (None, '<unknown>') else error.filename
-    number, function = error.lineno or 0, ''
+  def is_persons(file: str) -> bool:
+    return file == str(path) or implementation.is_own_file(file)
+
+  file, number, function = str(path), 0, ''
+  if isinstance(error, SyntaxError) and error.filename in (None, '<unknown>'):
+    number = error.lineno or 0
+  elif isinstance(error, SyntaxError) and is_persons(error.filename or ''):
+    file, number = error.filename or '', error.lineno or 0
   else:
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_persons(one.filename, file)]
-    file, number, function = (frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else (file, 0, '')
+    for frame in traceback.extract_tb(error.__traceback__):  # the last frame in the person's code counts
+      if is_persons(frame.filename):
+        file, number, function = frame.filename, frame.lineno or 0, frame.name
+  location = file
+  if number:
+    location += f', line {number}'
+  if function not in ('', '<module>'):
+    location += f', in {function}'
   code = linecache.getline(file, number).strip()[:120] if number else ''
-  where = f', line {number}' * bool(number) + f', in {function}' * (function not in ('', '<module>'))
-  return UserError(f'{file}{where}: {message}' + f'\n    {code}' * bool(code))
-
-
-def _is_persons(file: str, config: str) -> bool:
-  """Returns whether a file is that of the config, or a module of the person."""
-  return file == config or implementation.is_own_file(file)
+  return UserError(f'{location}: {message}' + (f'\n    {code}' if code else ''))
 

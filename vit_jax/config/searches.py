@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.config import engine, schema
-from vit_jax.config.schema import ranges
+from vit_jax.config import engine, overrides, schema
+from vit_jax.config.schema import checks, ranges
 from vit_jax.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,9 +28,11 @@ def parse(text: str) -> schema.SearchMethod:
     ValueError: it is another text, or a number is out of range.
   """
   name, _, rest = text.partition(':')
-  words = [word.partition('=') for word in (f'points={rest}' if rest else '').split(',') if word]
-  method = _KINDS[name](**{key: int(value) for key, _, value in words}) if name in _KINDS else None
-  if method is None or any(ranges.problems(method)):
+  if name not in _KINDS:
+    raise ValueError(text)
+  words = [word.partition('=') for word in f'points={rest}'.split(',') if word] if rest else []
+  method = _KINDS[name](**{key: int(value) for key, _, value in words})
+  if any(ranges.problems(method)):
     raise ValueError(text)
   return method
 
@@ -56,32 +58,38 @@ def expanded(study: schema.Study, changes: Sequence[str] = (), *, method: schema
     return study
   search = dataclasses.replace(search, method=method or search.method)
   _check(study, search, changes)
-  points = {f'point{number:03}': point for number, point in enumerate(draw(search))}
-  runs = {name: engine.changed({'': search.base}, [*changes, *(f'{key}={text}' for key, text in point.items())],
-                                models=models)[''] for name, point in points.items()}
+  runs = {}
+  for number, point in enumerate(draw(search)):
+    of_point = [f'{setting}={text}' for setting, text in point.items()]
+    runs[f'point{number:03}'] = overrides.changed({'': search.base}, [*changes, *of_point], models=models)['']
   return dataclasses.replace(study, runs=runs, search=search)
 
 
 def _check(study: schema.Study, search: schema.Search, changes: Sequence[str]) -> None:
-  found = [str(problem) for prefix, part in ranges.walk(search, 'search.') if not prefix.startswith('search.base.')
-           for problem in ranges.problems(part, prefix)]
-  found = found or [text for prefix, part in ranges.walk(search, 'search.') if not prefix.startswith('search.base.')
-                    for text in part.problems(search.base, prefix.rstrip('.'))]
-  given = [one.partition('=')[0] for one in changes]
-  found += [f'--config.{name}: expected a setting that the search does not choose, got {name}. Remove it from the '
-            'command, or from the ranges.' for name in given if name in search.ranges]
-  if found:
+  """Raises UserError with all problems of the settings of a search, and of overrides of what the search chooses."""
+  parts = [(prefix, part) for prefix, part in ranges.walk(search, 'search.') if not prefix.startswith('search.base.')]
+  problems = [str(problem) for prefix, part in parts for problem in ranges.problems(part, prefix)]
+  if not problems:
+    problems = [problem for prefix, part in parts
+                for problem in checks.combinations(part, search.base, prefix.rstrip('.'))]
+  for name in (change.partition('=')[0] for change in changes):
+    if name in search.ranges:
+      problems.append(f'--config.{name}: expected a setting that the search does not choose, got {name}. Remove it '
+                      'from the command, or from the ranges.')
+  if problems:
     raise UserError('\n'.join([f'{study.name}: expected a search that can be run, got problems:',
-                               *(f'  {one}' for one in found)]))
+                               *(f'  {problem}' for problem in problems)]))
 
 
 def draw(search: schema.Search) -> list[dict[str, str]]:
-  """Returns the points of a search: texts of values by setting."""
+  """Returns the points of a search, each as texts of values by setting: `{'optimizer.lr': '0.001234'}`."""
+  def text(distribution: schema.Distribution, share: float) -> str:
+    value = _value(distribution, share)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
   shares = sobol(search.method.points, len(search.ranges), search.seed)
-  points = [{name: _value(kind, float(share)) for (name, kind), share in zip(search.ranges.items(), row, strict=True)}
-            for row in shares]
-  return [{name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in point.items()}
-          for point in points]
+  return [{name: text(distribution, float(share)) for (name, distribution), share in zip(
+      search.ranges.items(), row, strict=True)} for row in shares]
 
 
 def sobol(num: int, dimensions: int, seed: int) -> np.ndarray:
@@ -92,18 +100,19 @@ def sobol(num: int, dimensions: int, seed: int) -> np.ndarray:
   """
   import numpy as np  # not for every start of the program, whose flags this module parses
   from scipy.stats import qmc
-  plain = qmc.Sobol(dimensions, scramble=False, bits=_BITS).random_base2(math.ceil(math.log2(max(2, num))))[:num]
-  places = np.arange(_BITS)[::-1]
-  bits = (plain * 2**_BITS).astype(np.int64)[..., None] >> places & 1
-  raw = np.random.PCG64(seed).random_raw((dimensions, _BITS, _BITS + 1)) >> np.uint64(63)
-  maps = np.tril(raw[..., :-1].astype(np.int64), -1) + np.eye(_BITS, dtype=np.int64)
-  mixed = np.einsum('dij,ndj->ndi', maps, bits) + raw[..., -1].astype(np.int64) & 1
-  return ((mixed << places).sum(-1) + .5) / 2**_BITS
+  points = qmc.Sobol(dimensions, scramble=False, bits=_BITS).random_base2(math.ceil(math.log2(max(2, num))))[:num]
+  places = np.arange(_BITS)[::-1]  # of the bits, the most significant one first
+  bits = (points * 2**_BITS).astype(np.int64)[..., None] >> places & 1  # [num, dimensions, _BITS]
+  random_bits = np.random.PCG64(seed).random_raw((dimensions, _BITS, _BITS + 1)) >> np.uint64(63)
+  maps = np.tril(random_bits[..., :-1].astype(np.int64), -1) + np.eye(_BITS, dtype=np.int64)
+  shifts = random_bits[..., -1].astype(np.int64)
+  scrambled = np.einsum('dij,ndj->ndi', maps, bits) + shifts & 1
+  return ((scrambled << places).sum(-1) + .5) / 2**_BITS
 
 
-def _value(kind: schema.Distribution, share: float) -> Any:
-  """Returns the value of a distribution below which there is this share of it."""
-  match kind:
+def _value(distribution: schema.Distribution, share: float) -> Any:
+  """Returns the value of a distribution below which there is this share of it, from 0 to 1."""
+  match distribution:
     case schema.LogUniform(low, high):
       return min(max(float(f'{low * (high / low)**share:.4g}'), low), high)
     case schema.Uniform(low, high):

@@ -34,7 +34,7 @@ from vit_jax.evaluate.resources import Encoder, Resources
 from vit_jax.models import backbones, cost, probe
 from vit_jax.models.kernels import forms
 from vit_jax.objectives import adapters, ema, kinds
-from vit_jax.optim import freezing, optimizers, schedules
+from vit_jax.optim import optimizers, rules, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import elastic, layout
 from vit_jax.parallel import mesh as meshes
@@ -318,7 +318,7 @@ def build_schedule(config: schema.Config, lengths: durations.Lengths) -> Schedul
 
 def keeps_random_network(parts: Parts) -> bool:
   """Returns whether the network has random parameters that rules of the optimizer freeze for the whole run."""
-  frozen_for = freezing.until(parts.config.optimizer.rules, parts.lengths.steps)
+  frozen_for = rules.until(parts.config.optimizer.rules, parts.lengths.steps)
   names = [name for name in trees.flatten(parts.program.abstract_state.params) if name.startswith('backbone/')]
   return bool(names) and not parts.config.init_from and all(
       frozen_for(name) >= parts.lengths.total_steps for name in names)

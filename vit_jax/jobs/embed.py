@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.config import check, engine, schema
+from vit_jax.config import check, overrides, schema
 from vit_jax.config import files as config_files
 from vit_jax.config.schema import TextRule
 from vit_jax.core import documents, failures
@@ -88,7 +88,7 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   _check_flags(files, data, split=split, what=what, blocks=blocks, classes=classes, follow_links=follow_links,
                tokenizer=tokenizer)
   evaluate.check_overridden(overridden)
-  config = engine.changed({'': config_files.load('evaluate', [])}, list(changes), models=sizes.model)['']
+  config = overrides.changed({'': config_files.load('evaluate', [])}, list(changes), models=sizes.model)['']
   texts = _read_lines(data) if data.startswith(TEXT_FILE_PREFIX) else None
   images: Source | None = None
   if files:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import jax
 
-from vit_jax.config import engine, files, schema
+from vit_jax.config import files, overrides, schema
 from vit_jax.core.errors import UserError, redacted
 from vit_jax.data import opening, splits
 from vit_jax.data.source import Source
@@ -118,7 +118,7 @@ def load_config(num_examples: int = 0, *, lora: int = 0) -> schema.Config:
 
 def apply(config: schema.Config, changes: Sequence[str]) -> schema.Config:
   """Returns the config with overrides, `NAME=VALUE` each."""
-  return engine.changed({'': config}, list(changes), models=sizes.model)['']
+  return overrides.changed({'': config}, list(changes), models=sizes.model)['']
 
 
 def open_settings(base: schema.Config, source: str, changes: Sequence[str]) -> schema.Data:

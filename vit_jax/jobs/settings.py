@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vit_jax.config import describe, engine, files, schema
+from vit_jax.config import describe, files, overrides, schema
 from vit_jax.config.describe import Described
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
@@ -79,7 +79,7 @@ def of(spec: str, changes: Sequence[str]) -> list[Setting]:
     print(f'{spec} is a study of {num_runs:,} runs. These are the settings of the first, {name}.', file=sys.stderr)
   file_name = files.find(spec)[0].name
   value_by_name = {item.name: item.value for item in describe.settings(config)}  # without the overrides
-  overridden = engine.changed({'': config}, list(changes), models=sizes.model)['']
+  overridden = overrides.changed({'': config}, list(changes), models=sizes.model)['']
   overridden_names = [change.partition('=')[0] for change in changes]
   settings = []
   for item in describe.settings(overridden):

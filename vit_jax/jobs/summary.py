@@ -15,7 +15,7 @@ from vit_jax.data.source import title
 from vit_jax.evaluate import results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build
-from vit_jax.optim import freezing
+from vit_jax.optim import rules
 from vit_jax.parallel import elastic, layout
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel.sharding import with_frozen
@@ -70,7 +70,7 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: 
 
 def _describe_frozen(parts: build.Parts) -> list[str]:
   """Returns a line on the top-level parts of the network that are frozen for the whole run; [] if no part is."""
-  frozen_steps = freezing.until(parts.config.optimizer.rules, parts.lengths.steps)  # a function of a parameter path
+  frozen_steps = rules.until(parts.config.optimizer.rules, parts.lengths.steps)  # a function of a parameter path
   num_params_by_part: dict[str, int] = {}
   trained = set()
   for path, leaf in trees.flatten(parts.program.abstract_state.params).items():

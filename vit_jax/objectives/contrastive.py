@@ -34,7 +34,7 @@ from vit_jax.models import cost, heads, initialization
 from vit_jax.models.text_tower import TextTower
 from vit_jax.objectives import pair_losses, spec
 from vit_jax.objectives.networks import STATE, NetworkView, OneNetwork, init_backbone, statistics
-from vit_jax.optim import freezing
+from vit_jax.optim import rules
 
 SCALES = {PairLoss.SIGMOID: 10., PairLoss.SOFTMAX: 1 / .07}
 """Published scales of the logits at the start: SigLIP's t' = ln 10, and CLIP's t' = ln(1 / 0.07)."""
@@ -196,7 +196,7 @@ class Spec(spec.Spec[schema.Contrastive]):
 
   def arguments(self, lengths: Lengths) -> dict[str, Any]:
     """Returns the arguments of `Contrastive` beside the backbone."""
-    model, frozen_for = self.config.model, freezing.until(self.config.optimizer.rules, lengths.steps)
+    model, frozen_for = self.config.model, rules.until(self.config.optimizer.rules, lengths.steps)
     width = self.settings.out_dim or cost.forward(
         model, self.config.image_px, head=self.config.head, num_classes=0, num_channels=self.config.data.channels).width
     return {'tower': tower(self.settings.text, out_width=width, model=model), 'settings': self.settings,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from vit_jax.config import schema
@@ -24,18 +25,17 @@ LEAST = 32
 
 
 class FactoredState(NamedTuple):
-  """`updates [] i32`, how many there were, and statistics by leaf: `rows` and `columns` of factored leaves, `full` of
-  the others; a stub `[1]`, or `[L]` of a stacked leaf, where there is none."""
-  updates: Array
-  rows: PyTree
-  columns: PyTree
-  full: PyTree
+  """Statistics of each parameter, f32. A leaf without one has zeros `[1]`, or `[L]` if it is stacked."""
+  updates: Array   # number of updates so far, `[] i32`
+  rows: PyTree     # of factored leaves: means over columns
+  columns: PyTree  # of factored leaves: means over rows
+  full: PyTree     # of the other leaves, with the leaf's shape
 
 
 def find_axes(name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
   """Returns the second largest and the largest axis of a tensor, if both have at least `LEAST` entries.
 
-  The layers of a stacked leaf are no axis of its tensors. Of equal axes the later counts as larger.
+  The layers of a stacked leaf are no axis of its tensors. Of two axes of one size the later counts as larger.
   """
   first = 1 if trees.is_stacked(name) else 0
   order = sorted(range(first, len(shape)), key=lambda axis: shape[axis])
@@ -56,15 +56,20 @@ def scale_by_factored_rms(*, cap: float, eps: float) -> optax.GradientTransforma
   """
 
   def init(params: PyTree) -> FactoredState:
-    def zeros(kind: str, name: str, x: Array) -> Array:
-      axes = find_axes(name, x.shape)
-      if (axes is None) != (kind == 'full'):
-        return jnp.zeros(x.shape[0] if trees.is_stacked(name) else 1)
-      gone = {'rows': axes and axes[1], 'columns': axes and axes[0], 'full': None}[kind]
-      return jnp.zeros([size for axis, size in enumerate(x.shape) if axis != gone])
+    def stub(name: str, x: Array) -> Array:
+      return jnp.zeros(x.shape[0] if trees.is_stacked(name) else 1)
 
-    return FactoredState(jnp.zeros((), jnp.int32), *(
-        trees.map_named(functools.partial(zeros, kind), params) for kind in ('rows', 'columns', 'full')))
+    def mean_over(place: int, name: str, x: Array) -> Array:
+      """Returns zeros for the mean over one of `find_axes`: the columns at place 1, the rows at place 0."""
+      axes = find_axes(name, x.shape)
+      return stub(name, x) if axes is None else jnp.zeros(tuple(np.delete(x.shape, axes[place])))
+
+    def full(name: str, x: Array) -> Array:
+      return jnp.zeros(x.shape) if find_axes(name, x.shape) is None else stub(name, x)
+
+    return FactoredState(
+        updates=jnp.zeros((), jnp.int32), rows=trees.map_named(functools.partial(mean_over, 1), params),
+        columns=trees.map_named(functools.partial(mean_over, 0), params), full=trees.map_named(full, params))
 
   def update(updates: PyTree, state: FactoredState, params: PyTree | None = None,
              **_: Any) -> tuple[PyTree, FactoredState]:
@@ -73,19 +78,19 @@ def scale_by_factored_rms(*, cap: float, eps: float) -> optax.GradientTransforma
     beta = jnp.minimum(cap, 1. - t ** -B2_POWER)
 
     named, structure = jax.tree_util.tree_flatten_with_path(updates)
-    moments = zip(*(jax.tree.leaves(kind) for kind in (state.rows, state.columns, state.full)), strict=True)
-    new = [_update(find_axes(trees.path_name(path), g.shape), g, one, beta, eps)
-           for (path, g), one in zip(named, moments, strict=True)]
-    scaled, rows, columns, full = (jax.tree.unflatten(structure, [one[i] for one in new]) for i in range(4))
+    statistics = zip(*(jax.tree.leaves(kind) for kind in (state.rows, state.columns, state.full)), strict=True)
+    new_leaves = [_update(find_axes(trees.path_name(path), g.shape), g, old, beta, eps)
+                  for (path, g), old in zip(named, statistics, strict=True)]
+    scaled, rows, columns, full = (jax.tree.unflatten(structure, leaves) for leaves in zip(*new_leaves, strict=True))
     return scaled, FactoredState(state.updates + 1, rows, columns, full)
 
   return optax.GradientTransformation(init, update)
 
 
-def _update(axes: tuple[int, int] | None, g: Array, moments: tuple[Array, Array, Array], beta: Array,
+def _update(axes: tuple[int, int] | None, g: Array, statistics: tuple[Array, Array, Array], beta: Array,
             eps: float) -> tuple[Array, Array, Array, Array]:
   """Returns the scaled gradient and the new rows, columns and full statistics of one leaf."""
-  rows, columns, full = moments
+  rows, columns, full = statistics
   square = jnp.square(g.astype(jnp.float32)) + eps
 
   def mix(old: Array, new: Array) -> Array:
@@ -96,17 +101,16 @@ def _update(axes: tuple[int, int] | None, g: Array, moments: tuple[Array, Array,
     return g * jax.lax.rsqrt(full), rows, columns, full
   small, large = axes
   rows, columns = mix(rows, square.mean(large)), mix(columns, square.mean(small))
-  over = jnp.expand_dims(rows, large)
-  over = over / over.mean(small, keepdims=True)
-  return g * jax.lax.rsqrt(over) * jax.lax.rsqrt(jnp.expand_dims(columns, small)), rows, columns, full
+  row_factor = jnp.expand_dims(rows, large)
+  row_factor = row_factor / row_factor.mean(small, keepdims=True)
+  scaled = g * jax.lax.rsqrt(row_factor) * jax.lax.rsqrt(jnp.expand_dims(columns, small))
+  return scaled, rows, columns, full
 
 
 def adafactor(config: schema.Adafactor, **_: Any) -> optax.GradientTransformation:
   """Returns Adafactor (Scaling ViT, section 3.4): the factored second moment, then a mean of the updates.
 
-  The mean is `m <- b1 m + (1 - b1) u`.
-
-  The mean is not corrected for its start at zero, as the warm-up makes up for that.
+  The mean is `m <- b1 m + (1 - b1) u`. It is not corrected for its start at zero, as the warm-up makes up for that.
   """
-  second = scale_by_factored_rms(cap=config.b2_cap, eps=config.eps)
-  return chain(hold(second), keep_as(config.mu_dtype, 'ema', optax.ema(config.b1, debias=False)))
+  return chain(hold(scale_by_factored_rms(cap=config.b2_cap, eps=config.eps)),
+               keep_as(config.mu_dtype, 'ema', optax.ema(config.b1, debias=False)))

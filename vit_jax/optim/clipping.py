@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,11 +13,12 @@ from vit_jax.core import trees
 from vit_jax.core.types import Array, PyTree
 from vit_jax.optim import per_layer
 from vit_jax.optim.masks import Matrices
+from vit_jax.optim.momentum import stateless
 
 EXEMPT = 'head/'  # Brock et al. 2021 (arXiv 2102.06171), section 4.1: the final linear layer is not clipped
 LEAST = 1e-3  # same, eq. 3: a parameter's norm counts as at least this, so that zeros can move
 QKV = re.compile(r'(.*blocks/(?:.*/)?attn/)(?:query|key|value)(/(?:kernel|bias))')
-"""Projections of a block that the PyTorch programs keep in one tensor."""
+"""Projections of a block that the PyTorch programs keep in one tensor, such as `backbone/blocks/attn/query/kernel`."""
 
 
 def by_norm(limit: float, parts: Sequence[str] = ()) -> optax.GradientTransformationExtraArgs:
@@ -27,25 +28,17 @@ def by_norm(limit: float, parts: Sequence[str] = ()) -> optax.GradientTransforma
   is of the first pattern that matches, and the other leaves are one more part. FSDP in PyTorch, by whose modules
   DINOv2's program clips, divides by the norm plus 1e-6.
   """
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, *, grad_norm: Array,
-             **_: Any) -> tuple[PyTree, PyTree]:
+  def change(updates: PyTree, params: PyTree | None, *, grad_norm: Array, **_: Any) -> PyTree:
     del params
     if not parts:
       factor = limit / jnp.maximum(grad_norm, limit)
-      return jax.tree.map(lambda u: u * factor.astype(u.dtype), updates), state
-    squares: dict[str, Array] = {}
-    for name, u in trees.flatten(updates).items():
-      squares[part(name)] = jnp.square(u.astype(jnp.float32)).sum() + squares.get(part(name), 0.)
+      return jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
+    return _clip_groups(updates, limit, group_of, lambda name, u: jnp.square(u.astype(jnp.float32)).sum())
 
-    def clip(name: str, u: Array) -> Array:
-      return u * (limit / jnp.maximum(jnp.sqrt(squares[part(name)]), limit)).astype(u.dtype)
-
-    return trees.map_named(clip, updates), state
-
-  def part(name: str) -> str:
+  def group_of(name: str) -> str:
     return next((pattern for pattern in parts if re.fullmatch(pattern, name)), '')
 
-  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+  return stateless(change)
 
 
 def by_tensor_norm(limit: float) -> optax.GradientTransformationExtraArgs:
@@ -53,24 +46,31 @@ def by_tensor_norm(limit: float) -> optax.GradientTransformationExtraArgs:
 
   Query, key and value of a block are one tensor, as in DINO's program (`attn.qkv`); it divides by the norm plus 1e-6.
   """
+  def tensor_of(name: str) -> str:
+    return QKV.sub(r'\1qkv\2', name)
 
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **_: Any) -> tuple[PyTree, PyTree]:
-    del params
-    squares: dict[str, Array] = {}
-    for name, u in trees.flatten(updates).items():
-      squares[_tensor(name)] = jnp.square(per_layer.norms(name, u)) + squares.get(_tensor(name), 0.)
-
-    def clip(name: str, u: Array) -> Array:
-      return u * (limit / jnp.maximum(jnp.sqrt(squares[_tensor(name)]), limit)).astype(u.dtype)
-
-    return trees.map_named(clip, updates), state
-
-  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+  return stateless(lambda updates, params, **_: _clip_groups(
+      updates, limit, tensor_of, lambda name, u: jnp.square(per_layer.norms(name, u))))
 
 
-def _tensor(name: str) -> str:
-  """What the names of the leaves of one tensor have in common."""
-  return QKV.sub(r'\1qkv\2', name)
+def _clip_groups(updates: PyTree, limit: float, group_of: Callable[[str], str],
+                 square: Callable[[str, Array], Array]) -> PyTree:
+  """Scales each group of leaves down to norm `limit`.
+
+  Args:
+    updates: the gradients.
+    limit: the largest norm of a group.
+    group_of: maps the path name of a leaf to the name of its group.
+    square: returns the squared norm of a leaf, or of each tensor in it, from path name and leaf.
+  """
+  squares: dict[str, Array] = {}
+  for name, u in trees.flatten(updates).items():
+    squares[group_of(name)] = square(name, u) + squares.get(group_of(name), 0.)
+
+  def clip(name: str, u: Array) -> Array:
+    return u * (limit / jnp.maximum(jnp.sqrt(squares[group_of(name)]), limit)).astype(u.dtype)
+
+  return trees.map_named(clip, updates)
 
 
 def adaptive(ratio: float, matrices: Matrices) -> optax.GradientTransformationExtraArgs:
@@ -88,7 +88,4 @@ def adaptive(ratio: float, matrices: Matrices) -> optax.GradientTransformationEx
     limit = ratio * jnp.maximum(per_layer.unit_norms(name, param, matrix), LEAST)
     return u * (limit / jnp.maximum(per_layer.unit_norms(name, u, matrix), limit)).astype(u.dtype)
 
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **_: Any) -> tuple[PyTree, PyTree]:
-    return trees.map_named(clip, updates, params), state
-
-  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+  return stateless(lambda updates, params, **_: trees.map_named(clip, updates, params))

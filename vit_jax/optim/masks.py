@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.axes import Matrix
 from vit_jax.core.errors import UserError
@@ -21,14 +20,14 @@ Matrices = Mapping[str, Matrix]
 
 def find_matrices(params: PyTree) -> dict[str, Matrix]:
   """Returns which leaves are matrices by their names alone, for a tree of which nothing states it."""
-  found = {}
+  matrices = {}
   for name, leaf in trees.flatten(params).items():
-    *_, layer, last = ['', *name.split('/')]
+    *_, layer, last = ['', *name.split('/')]  # `query`, `kernel` of `backbone/blocks/attn/query/kernel`
     num_outputs = 2 if layer in ('query', 'key', 'value') else 1
     num_inputs = len(leaf.shape) - trees.is_stacked(name) - num_outputs
     if last == 'kernel' and num_inputs > 0:
-      found[name] = num_inputs, num_outputs
-  return found
+      matrices[name] = num_inputs, num_outputs
+  return matrices
 
 
 def matches(name: str, patterns: Sequence[str], matrices: Collection[str] = ()) -> bool:
@@ -38,11 +37,6 @@ def matches(name: str, patterns: Sequence[str], matrices: Collection[str] = ()) 
   """
   names = [name, f'{name}/kernel'] if name in matrices else [name]
   return any(re.fullmatch(pattern, one) for pattern in patterns for one in names)
-
-
-def find_rule(name: str, rules: Sequence[schema.PathRule]) -> schema.PathRule | None:
-  """Returns the first rule for a path name."""
-  return next((rule for rule in rules if re.fullmatch(rule.paths, name)), None)
 
 
 def mask(params: PyTree, patterns: Sequence[str], *, what: str, matrices: Collection[str] = ()) -> PyTree:
@@ -63,12 +57,3 @@ def mask(params: PyTree, patterns: Sequence[str], *, what: str, matrices: Collec
     raise UserError(f'{what}: {", ".join(map(repr, idle))} matches no parameter; parameters are named like '
                     f'{", ".join(names[:3])}')
   return trees.map_named(lambda name, _: matches(name, patterns, matrices), params)
-
-
-def check_rules(params: PyTree, rules: Sequence[schema.PathRule]) -> None:
-  """Raises UserError if a rule decides no parameter: it matches none, or others come first for all it matches."""
-  used = [find_rule(name, rules) for name in trees.flatten(params)]
-  idle = [rule.paths for rule in rules if not any(rule is one for one in used)]
-  if idle:
-    raise UserError(f'optimizer.rules: {", ".join(map(repr, idle))} decides no parameter; parameters are named like '
-                    f'{", ".join(list(trees.flatten(params))[:3])}, and the first rule that matches decides')

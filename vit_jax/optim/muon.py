@@ -35,6 +35,7 @@ POLYNOMIALS: dict[schema.NewtonSchulz, Polynomials] = {
                                (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))}
 """Coefficients of x, x^3 and x^5 in each iteration. They map the singular values of a matrix of norm 1 to about 1."""
 LEAST_NORM = 1e-7
+"""The norm of a matrix counts as at least this, so that a matrix of zeros can be divided by it."""
 FEW = 4
 """Matrices of one shape that a device takes before more devices are used."""
 RMS = .2
@@ -42,57 +43,59 @@ RMS = .2
 
 
 class MuonState(NamedTuple):
-  """`momentum`: mean of the gradients of matrices; `rest`: state of AdamW for the other parameters."""
-  momentum: PyTree
-  rest: PyTree
+  """State of Muon."""
+  momentum: PyTree  # mean of the gradients of matrices
+  rest: PyTree      # state of AdamW for the other parameters
 
 
 def muon(config: schema.Muon, *, matrices: Matrices, **_: Any) -> optax.GradientTransformation:
   """Returns Muon for the parameters that `matrices` names, with AdamW for the others. The decay is applied later."""
   rest = adam.scale_by_adam(config.b1, config.b2, config.eps, config.mu_dtype.value)
+  moment_dtype, beta = config.mu_dtype.value, config.momentum
+
+  def choose(tree: PyTree) -> PyTree:
+    """Returns whether each leaf is made orthogonal; `rules.check` ensures that every pattern matches a parameter."""
+    return trees.map_named(lambda name, _: masks.matches(name, config.matrices, matrices), tree)
 
   def with_named(tree: PyTree) -> Matrices:
     """Adds parameters that nothing states to be matrices, and that patterns name: their last axis is the output."""
-    named = {name: (leaf.ndim - trees.is_stacked(name) - 1, 1) for name, leaf in trees.flatten(tree).items()
-             if name not in matrices and masks.matches(name, config.matrices)}
-    return {**matrices, **{name: matrix for name, matrix in named.items() if matrix[0] > 0}}
+    num_inputs = {name: leaf.ndim - trees.is_stacked(name) - 1 for name, leaf in trees.flatten(tree).items()
+                  if name not in matrices and masks.matches(name, config.matrices)}
+    return {**matrices, **{name: (num, 1) for name, num in num_inputs.items() if num > 0}}
 
   def init(params: PyTree) -> MuonState:
-    stated = with_named(params)
-    chosen = trees.map_named(lambda name, _: masks.matches(name, config.matrices, matrices),
-                             params)  # checked by `multipliers`
-    momentum = trees.map_named(lambda name, p: _zeros(name, p, stated.get(name), config.mu_dtype.value),
-                               _only(True, chosen, params))
-    return MuonState(momentum, rest.init(_only(False, chosen, params)))
+    chosen, all_matrices = choose(params), with_named(params)
+
+    def zeros(name: str, leaf: Array) -> Array:
+      matrix = all_matrices.get(name)
+      if matrix is None or min(shape_of(leaf.shape, matrix)) < 2:
+        raise UserError(f'optimizer.matrices: expected patterns of matrices, got {name!r} with the shape '
+                        f'{list(leaf.shape)}. Leave it to AdamW.')
+      return jnp.zeros(leaf.shape, moment_dtype)
+
+    momentum = trees.map_named(zeros, _select(params, chosen, is_matrix=True))
+    return MuonState(momentum, rest.init(_select(params, chosen, is_matrix=False)))
 
   def update(updates: PyTree, state: MuonState, params: PyTree | None = None, *, ok: Array | bool = True,
              **_: Any) -> tuple[PyTree, MuonState]:
     del params
-    chosen = trees.map_named(lambda name, _: masks.matches(name, config.matrices, matrices), updates)
-    others, after = rest.update(_only(False, chosen, updates), state.rest, ok=ok)
-    grads = _only(True, chosen, updates)
-    beta = config.momentum
+    chosen = choose(updates)
+    rest_updates, rest_state = rest.update(_select(updates, chosen, is_matrix=False), state.rest, ok=ok)
+    grads = _select(updates, chosen, is_matrix=True)
     momentum = trees.map_once(lambda m, g: jnp.where(ok, beta * m.astype(jnp.float32) + (1. - beta) * g, m),
                               state.momentum, grads)
-    ahead = trees.map_once(lambda m, g: beta * m + (1. - beta) * g, momentum, grads)
-    moved = _orthogonal(ahead, config, with_named(updates))
-    kept = jax.tree.map(lambda m: m.astype(config.mu_dtype.value), momentum)
-    return jax.tree.map(lambda is_matrix, one, other: one if is_matrix else other, chosen, moved, others,
-                        is_leaf=lambda x: isinstance(x, bool)), MuonState(kept, after)
+    ahead = trees.map_once(lambda m, g: beta * m + (1. - beta) * g, momentum, grads)  # Nesterov's
+    matrix_updates = _orthogonal(ahead, config, with_named(updates))
+    new_updates = jax.tree.map(lambda is_matrix, of_matrix, of_rest: of_matrix if is_matrix else of_rest,
+                               chosen, matrix_updates, rest_updates, is_leaf=lambda x: isinstance(x, bool))
+    return new_updates, MuonState(jax.tree.map(lambda m: m.astype(moment_dtype), momentum), rest_state)
 
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _zeros(name: str, leaf: Array, matrix: Matrix | None, dtype: Any) -> Array:
-  if matrix is None or min(shape_of(leaf.shape, matrix)) < 2:
-    raise UserError(f'optimizer.matrices: expected patterns of matrices, got {name!r} with the shape '
-                    f'{list(leaf.shape)}. Leave it to AdamW.')
-  return jnp.zeros(leaf.shape, dtype)
-
-
-def _only(wanted: bool, chosen: PyTree, tree: PyTree) -> PyTree:
-  """Returns the tree with `optax.MaskedNode` in place of the leaves that are not wanted."""
-  return jax.tree.map(lambda is_matrix, x: x if is_matrix is wanted else optax.MaskedNode(), chosen, tree)
+def _select(tree: PyTree, chosen: PyTree, *, is_matrix: bool) -> PyTree:
+  """Returns the leaves for which `chosen` is `is_matrix`, with `optax.MaskedNode` in place of the others."""
+  return jax.tree.map(lambda is_chosen, x: x if is_chosen is is_matrix else optax.MaskedNode(), chosen, tree)
 
 
 def shape_of(shape: Sequence[int], matrix: Matrix) -> tuple[int, int]:
@@ -108,18 +111,19 @@ def _orthogonal(tree: PyTree, config: schema.Muon, matrices: Matrices) -> PyTree
   for name, leaf in trees.flatten(tree).items():
     rows, columns = shape_of(leaf.shape, matrices[name])
     groups[min(rows, columns), max(rows, columns)].append((name, leaf))
-  found: dict[str, Array] = {}
-  for members in groups.values():
-    wide = [_wide(leaf, matrices[name]).astype(config.dtype.value) for name, leaf in members]
+  orthogonal: dict[str, Array] = {}
+  for leaves in groups.values():
+    wide = [_wide(leaf, matrices[name]).astype(config.dtype.value) for name, leaf in leaves]
     done = _each_on_one_device(jnp.concatenate(wide), POLYNOMIALS[config.polynomials])
     start = 0
-    for (name, leaf), one in zip(members, wide, strict=True):
-      own = done[start:start + len(one)]
-      own = own.swapaxes(1, 2) if _is_turned(leaf, matrices[name]) else own
+    for (name, leaf), before in zip(leaves, wide, strict=True):
+      after = done[start:start + len(before)]
+      if _is_turned(leaf, matrices[name]):
+        after = after.swapaxes(1, 2)
       factor = _scale(config.scale, *shape_of(leaf.shape, matrices[name]))
-      found[name] = factor * own.reshape(leaf.shape).astype(jnp.float32)
-      start += len(one)
-  return trees.map_named(lambda name, _: found[name], tree)
+      orthogonal[name] = factor * after.reshape(leaf.shape).astype(jnp.float32)
+      start += len(before)
+  return trees.map_named(lambda name, _: orthogonal[name], tree)
 
 
 def _wide(leaf: Array, matrix: Matrix) -> Array:
@@ -129,7 +133,7 @@ def _wide(leaf: Array, matrix: Matrix) -> Array:
 
 
 def _is_turned(leaf: Array, matrix: Matrix) -> bool:
-  """Whether outputs come before inputs; in square matrices so that the width of the network comes first."""
+  """Returns whether outputs come before inputs; in square matrices so that the width of the network comes first."""
   rows, columns = shape_of(leaf.shape, matrix)
   return rows > columns or (rows == columns and matrix[1] == 1)
 
@@ -167,7 +171,8 @@ def spread(num_matrices: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _one_by_one(x: Array, polynomials: Polynomials) -> Array:
-  return jax.lax.map(lambda one: newton_schulz(one, polynomials), x)
+  """Applies `newton_schulz` to the matrices `x [n, small, large]` in a loop."""
+  return jax.lax.map(lambda matrix: newton_schulz(matrix, polynomials), x)
 
 
 def _scale(scale: schema.MuonScale, rows: int, columns: int) -> float:

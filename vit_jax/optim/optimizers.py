@@ -26,27 +26,28 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core import implementation, trees
 from vit_jax.core.types import Array, PyTree, Schedule
-from vit_jax.optim import clipping, freezing, masks, multipliers, schedules
+from vit_jax.optim import clipping, masks, rules, schedules
 from vit_jax.optim.masks import Matrices
+from vit_jax.optim.momentum import stateless
 
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Kind: TypeAlias = schema.AnyOptimizer
 
 
 def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
-  """Builds the optimizer of a config. What goes by path is checked when the state is made.
+  """Builds the optimizer of a config. Patterns of path names are checked when the state is made.
 
-  In order: clip; moments and trust ratio, with coupled decay; decay by the learning rate; factors of layers and
-  rules; decay by the schedule alone; the learning rate; what follows it. Frozen leaves are silent before and after,
-  so that the norm that is clipped is of what moves.
+  Its steps are, in this order: clipping; moments and trust ratio, with coupled decay; decay by the learning rate;
+  factors of layers and rules; decay by the schedule alone; the learning rate; `after_rate`. The gradients and the
+  updates of frozen leaves are zeros, so that the norm that is clipped is that of the leaves that move.
 
-  Both of its functions take `matrices`, which of the parameters are matrices (`masks.Matrices`); None = the leaves
-  called `kernel`, as `masks.find_matrices` returns them.
+  `init` and `update` of the optimizer take `matrices`, which of the parameters are matrices (`masks.Matrices`); None =
+  the leaves called `kernel`, as `masks.find_matrices` returns them.
 
   Raises:
     UserError: if moments of the run, such as those of a ramp, are out of order.
   """
-  frozen_for = freezing.until(config.rules, lengths.steps)
+  frozen_for = rules.until(config.rules, lengths.steps)
   is_freezing = any(rule.frozen_until for rule in config.rules)
   after = optax.with_extra_args_support(
       implementation.load(config.after_rate)(config, schedule)) if config.after_rate else None
@@ -54,7 +55,7 @@ def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
 
   def init(params: PyTree, matrices: Matrices | None = None) -> PyTree:
     matrices = masks.find_matrices(params) if matrices is None else matrices
-    multipliers.check(params, config, matrices)
+    rules.check(params, config, matrices)
     state = _steps(config, schedule, lengths, matrices).init(params)
     return (state, after.init(params)) if after else state
 
@@ -62,64 +63,61 @@ def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
              ok: Array | bool = True, matrices: Matrices | None = None, **_: Any) -> tuple[PyTree, PyTree]:
     matrices = masks.find_matrices(grads) if matrices is None else matrices
     if is_freezing:
-      grads = freezing.silence(grads, frozen_for, step)
-      grad_norm = freezing.whole_norm(grads)
-    state, *others = state if after else [state]
-    updates, state = _steps(config, schedule, lengths, matrices).update(
-        grads, state, params, step=step, grad_norm=grad_norm, ok=ok)
-    updates = freezing.silence(updates, frozen_for, step) if is_freezing else updates
+      grads = rules.silence(grads, frozen_for, step)
+      grad_norm = rules.whole_norm(grads)
+    extra: dict[str, Any] = {'step': step, 'grad_norm': grad_norm, 'ok': ok}
+    before_state, after_state = state if after else (state, None)
+    updates, before_state = _steps(config, schedule, lengths, matrices).update(grads, before_state, params, **extra)
+    if is_freezing:
+      updates = rules.silence(updates, frozen_for, step)
     if after is None:
-      return updates, state
-    updates, last = after.update(updates, *others, params, step=step, grad_norm=grad_norm, ok=ok)
-    return updates, (state, last)
+      return updates, before_state
+    updates, after_state = after.update(updates, after_state, params, **extra)
+    return updates, (before_state, after_state)
 
   return Optimizer(init, update)
 
 
 def _steps(config: Kind, schedule: Schedule, lengths: Lengths, matrices: Matrices) -> Optimizer:
   """Returns the transformation from gradients to the steps of the parameters, learning rate included."""
-  frozen_for = freezing.until(config.rules, lengths.steps)
-  frozen = {lengths.steps(rule.frozen_until) for rule in config.rules if rule.frozen_until}
-  moving = [_core(config, lengths, schedule, matrices)] if not frozen else freezing.freeze(
-      lambda: _core(config, lengths, schedule, matrices), frozen_for, lengths=[0, *frozen], total=lengths.total_steps)
-  by = getattr(config, 'decay_by', schema.DecayBy.GRADIENT)
-  parts: list[optax.GradientTransformation] = [*_clip(config, matrices), *moving]
-  if by is schema.DecayBy.LR and config.weight_decay:
-    parts.append(multipliers.add_decay(config, lengths, over=1., matrices=matrices))
-  if config.layer_decay != 1. or config.rules:
-    parts.append(multipliers.scale_by_path(config, lengths))
-  if by is schema.DecayBy.SCHEDULE and config.weight_decay:
-    peak = schedules.peak_rate(config, batch_size=lengths.batch_size)
-    parts.append(multipliers.add_decay(config, lengths, over=peak, matrices=matrices))
-  return optax.chain(*parts, scale_by_schedule(schedule))
+  def decay(over: float = 1.) -> Optimizer:
+    return rules.add_decay(config, lengths, over=over, matrices=matrices)
 
+  def moments() -> optax.GradientTransformation:
+    coupled = [decay()] if config.weight_decay else []
+    transformation: optax.GradientTransformation = implementation.of(config)(
+        config, coupled=coupled, schedule=schedule, matrices=matrices)
+    return transformation
 
-def _clip(config: Kind, matrices: Matrices) -> list[optax.GradientTransformation]:
-  found: list[optax.GradientTransformation] = []
+  parts: list[optax.GradientTransformation] = []
   if config.clip_norm:
-    found.append(clipping.by_norm(config.clip_norm, config.clip_parts))
+    parts.append(clipping.by_norm(config.clip_norm, config.clip_parts))
   if config.clip_tensor:
-    found.append(clipping.by_tensor_norm(config.clip_tensor))
+    parts.append(clipping.by_tensor_norm(config.clip_tensor))
   if config.clip_adaptive:
-    found.append(clipping.adaptive(config.clip_adaptive, matrices))
-  return found
-
-
-def _core(config: Kind, lengths: Lengths, schedule: Schedule, matrices: Matrices) -> optax.GradientTransformation:
-  """Returns the transformation from gradient to update, with the weight decay that is part of it."""
-  coupled = [multipliers.add_decay(config, lengths, over=1., matrices=matrices)] if config.weight_decay else []
-  core: optax.GradientTransformation = implementation.of(config)(
-      config, coupled=coupled, schedule=schedule, matrices=matrices)
-  return core
+    parts.append(clipping.adaptive(config.clip_adaptive, matrices))
+  freeze_lengths = {lengths.steps(rule.frozen_until) for rule in config.rules if rule.frozen_until}
+  if freeze_lengths:
+    frozen_for = rules.until(config.rules, lengths.steps)
+    parts += rules.freeze(moments, frozen_for, lengths=[0, *freeze_lengths], total=lengths.total_steps)
+  else:
+    parts.append(moments())
+  decay_by = getattr(config, 'decay_by', schema.DecayBy.GRADIENT)
+  if decay_by is schema.DecayBy.LR and config.weight_decay:
+    parts.append(decay())
+  if config.layer_decay != 1. or config.rules:
+    parts.append(rules.scale_by_path(config, lengths))
+  if decay_by is schema.DecayBy.SCHEDULE and config.weight_decay:
+    parts.append(decay(over=schedules.peak_rate(config, batch_size=lengths.batch_size)))
+  return optax.chain(*parts, scale_by_schedule(schedule))
 
 
 def scale_by_schedule(schedule: Schedule) -> Optimizer:
   """Multiplies by `-schedule(step)`."""
 
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, *, step: Array,
-             **_: Any) -> tuple[PyTree, PyTree]:
+  def change(updates: PyTree, params: PyTree | None, *, step: Array, **_: Any) -> PyTree:
     del params
     rate = schedule(step)
-    return trees.map_once(lambda u: -rate.astype(u.dtype) * u, updates), state
+    return trees.map_once(lambda u: -rate.astype(u.dtype) * u, updates)
 
-  return Optimizer(lambda params: optax.EmptyState(), update)
+  return stateless(change)

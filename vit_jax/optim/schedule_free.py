@@ -18,26 +18,26 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.config import schema
-from vit_jax.core import trees
+from vit_jax.core import numerics, trees
 from vit_jax.core.types import Array, PyTree, Schedule
 
 
 class Weights(NamedTuple):
-  """Of the z so far, scalars f32: `largest`, the largest learning rate, and `total`, the sum of their weights."""
-  largest: Array
-  total: Array
+  """What is known of the z so far: scalars f32."""
+  largest: Array  # the largest learning rate
+  total: Array    # the sum of the weights of all z
 
 
 class RootState(NamedTuple):
-  """`updates`: how many there were. `nu`: mean of squared gradients, f32."""
-  updates: Array
-  nu: PyTree
+  """State of the part before the learning rate."""
+  updates: Array  # number of updates so far, `[] i32`
+  nu: PyTree      # mean of squared gradients, f32
 
 
 class AheadState(NamedTuple):
-  """`weights` of the average, and `ahead`: d, f32."""
-  weights: Weights
-  ahead: PyTree
+  """State of the part after the learning rate."""
+  weights: Weights  # of the average
+  ahead: PyTree     # d, f32, with a leaf for each parameter
 
 
 def no_weights() -> Weights:
@@ -62,10 +62,13 @@ def adamw(config: schema.ScheduleFree, **_: Any) -> optax.GradientTransformation
              **_: Any) -> tuple[PyTree, RootState]:
     del params
     count = jnp.where(ok, state.updates + 1, state.updates)
-    nu = trees.map_once(lambda v, g: jnp.where(ok, config.b2 * v + (1. - config.b2) * jnp.square(
-        g.astype(jnp.float32)), v), state.nu, updates)
-    under = 1. - config.b2 ** count.astype(jnp.float32)
-    return trees.map_once(lambda g, v: g / (jnp.sqrt(v / under) + config.eps), updates, nu), RootState(count, nu)
+
+    def moving_mean(v: Array, g: Array) -> Array:
+      return jnp.where(ok, config.b2 * v + (1. - config.b2) * jnp.square(g.astype(jnp.float32)), v)
+
+    nu = trees.map_once(moving_mean, state.nu, updates)
+    nu_sum = 1. - config.b2 ** count.astype(jnp.float32)  # of the weights of all gradients
+    return trees.map_once(lambda g, v: g / (jnp.sqrt(v / nu_sum) + config.eps), updates, nu), RootState(count, nu)
 
   return optax.GradientTransformationExtraArgs(init, update)
 
@@ -79,17 +82,16 @@ def interpolate(config: schema.ScheduleFree, schedule: Schedule) -> optax.Gradie
   def update(updates: PyTree, state: AheadState, params: PyTree | None = None, *, step: Array, ok: Array | bool = True,
              **_: Any) -> tuple[PyTree, AheadState]:
     del params
-    c, weights = newest(state.weights, schedule(step))
+    c, new_weights = newest(state.weights, schedule(step))
     moved = trees.map_once(lambda d, u: c * d + (1. - config.b1 * (1. - c)) * u, state.ahead, updates)
     ahead = trees.map_once(lambda d, u: jnp.where(ok, (1. - c) * (d + config.b1 * u), d), state.ahead, updates)
-    return moved, AheadState(Weights(*(jnp.where(ok, new, old) for new, old in zip(
-        weights, state.weights, strict=True))), ahead)
+    return moved, AheadState(numerics.select(ok, new_weights, state.weights), ahead)
 
   return optax.GradientTransformationExtraArgs(init, update)
 
 
 class Average:
-  """The law of x, for `objectives.ema.Ema`."""
+  """The law of the average x: how far it moves at each update, for `objectives.ema.Ema`."""
 
   def __init__(self, config: schema.ScheduleFree, schedule: Schedule) -> None:
     self._b1, self._schedule = config.b1, schedule

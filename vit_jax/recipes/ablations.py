@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from vit_jax.config import schema as s
-from vit_jax.recipes import published, sizes, transfer
+from vit_jax.recipes import published, sizes, studies, transfer
 
 FEW_SHOT = 'few-shot %'
 MEAN = 'mean'
@@ -20,20 +20,17 @@ _OTHERS = (s.Figure('run', FEW_SHOT),)
 
 
 class Base(NamedTuple):
-  """A plain ViT, the one whose shape is scaled, its learning rate, and what trains a network at a rate.
-
-  shape: Appendix D.2 scales 8 layers of width 1024 with MLPs of 2048 and patches of 32 px.
-  """
-  vit: s.ViT
-  shape: s.ViT
-  rate: float
-  run: Callable[[str, s.Model, float], s.Config]
+  """What the runs of an ablation have in common."""
+  vit: s.ViT    # a plain one
+  shape: s.ViT  # which is scaled; in Appendix D.2: 8 layers of width 1024 with MLPs of 2048 and patches of 32 px
+  rate: float   # learning rate
+  run: Callable[[str, s.Model, float], s.Config]  # makes the run of a name, a network and a learning rate
 
 
 def positions(base: Base) -> dict[str, s.Config]:
   """Returns the runs of Appendix D.4, Table 8: which positions are used, and where they are added."""
-  return {name: base.run(name, dataclasses.replace(base.vit, positions=one), base.rate)
-          for name, one in sizes.POSITION_ABLATION.items()}
+  return {name: base.run(name, dataclasses.replace(base.vit, positions=positions), base.rate)
+          for name, positions in sizes.POSITION_ABLATION.items()}
 
 
 def pool(base: Base) -> dict[str, s.Config]:
@@ -41,7 +38,7 @@ def pool(base: Base) -> dict[str, s.Config]:
 
   The mean needs another learning rate, 3/8 of that of the class token.
   """
-  cls, mean = (dataclasses.replace(base.vit, pool=one) for one in (s.ClassToken(), s.Mean()))
+  cls, mean = dataclasses.replace(base.vit, pool=s.ClassToken()), dataclasses.replace(base.vit, pool=s.Mean())
   return {'cls': base.run('cls', cls, base.rate), 'mean': base.run('mean', mean, base.rate),
           'mean_lower_rate': base.run('mean_lower_rate', mean, base.rate * 3 / 8)}
 
@@ -65,23 +62,22 @@ def shape(base: Base) -> dict[str, s.Config]:
 def optimizer_rows(results: s.Results, runs: Sequence[str], datasets: Sequence[str]) -> list[s.Row]:
   """Returns the rows of Appendix D.1, Table 7.
 
-  A pre-training run has one row, with the accuracy on each set beside the published one.
-
-  The mean is given when every set of the paper is measured.
+  A pre-training run has one row, with the accuracy on each set beside the published one. The mean is given when every
+  set of the paper is measured.
   """
-  found: list[s.Row] = []
+  rows: list[s.Row] = []
   for run in runs:
     if run in results:
-      paper = published.TABLE_7.get(run, {})
+      in_paper = published.TABLE_7.get(run, {})
       ours = transfer.accuracies(results, datasets, prefix=f'{run}_')
       ours.pop(transfer.REAL, None)
       if set(ours) == set(transfer.ROWS.values()):
         ours[MEAN] = statistics.fmean(ours.values())
       row: s.Row = {'run': run, 'exaFLOPs': results[run].exaflops, 'parameters': results[run].num_params}
       for name in (*transfer.ROWS.values(), MEAN):
-        row |= {name: round(ours[name], 2) if name in ours else None, f'{name}, Table 7': paper.get(name)}
-      found.append(row)
-  return found
+        row |= {name: round(ours[name], 2) if name in ours else None, f'{name}, Table 7': in_paper.get(name)}
+      rows.append(row)
+  return rows
 
 
 def rows(results: s.Results) -> list[s.Row]:
@@ -89,18 +85,20 @@ def rows(results: s.Results) -> list[s.Row]:
 
   Runs of `positions` have the numbers of Table 8 beside theirs.
   """
-  found: list[s.Row] = []
+  rows: list[s.Row] = []
   for run, result in results.items():
-    shots = [value for name, value in result.metrics.items() if name.startswith('fewshot/') and name.endswith('shot')]
-    few = shots[0] if shots else result.headline
+    few_shot = studies.few_shot(result.metrics)
+    if few_shot is None:
+      few_shot = result.headline
     top = next((value for name, value in result.metrics.items() if name.endswith('/top1')), None)
-    found.append({
-        'run': run, 'scaled': run.partition('_')[0], FEW_SHOT: None if few is None else round(100 * few, 2),
-        'top-1 %': None if top is None else round(100 * top, 2), 'lr': result.config.optimizer.lr,
-        'exaFLOPs': result.exaflops, 'parameters': result.num_params, 'steps': result.step,
-        'seconds': round(result.seconds, 1)} | ({'Table 8 %': published.TABLE_8[run]} if run in published.TABLE_8
-                                                else {}))
-  return found
+    row: s.Row = {
+        'run': run, 'scaled': run.partition('_')[0], FEW_SHOT: studies.percent(few_shot),
+        'top-1 %': studies.percent(top), 'lr': result.config.optimizer.lr, 'exaFLOPs': result.exaflops,
+        'parameters': result.num_params, 'steps': result.step, 'seconds': round(result.seconds, 1)}
+    if run in published.TABLE_8:
+      row['Table 8 %'] = published.TABLE_8[run]
+    rows.append(row)
+  return rows
 
 
 def figures(which: str) -> tuple[s.Figure, ...]:

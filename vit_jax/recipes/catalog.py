@@ -16,7 +16,7 @@ from typing import NamedTuple
 from vit_jax.config import schema
 from vit_jax.core import documents, globs
 from vit_jax.models import cost
-from vit_jax.recipes import families, sizes
+from vit_jax.recipes import sizes
 
 PX = 224  # side of the images, but for EfficientNets
 NUM_CLASSES = 1_000
@@ -28,7 +28,14 @@ _SIZES = {  # sizes of plain ViTs that are not from the ViT paper
 _WORDS = {'Ti': 'tiny', 'S': 'small', 'B': 'base', 'L': 'large', 'H': 'huge', 'g': 'giant', 'G': 'gigantic'}
 """Words for sizes in the names of timm."""
 _FAMILIES = (  # pattern of the name, family, source; the first match counts
-    *families.NETWORKS,
+    (r'DINOv2-reg-', 'DINOv2 with registers', 'arXiv 2309.16588'), (r'DINOv2-', 'DINOv2', 'arXiv 2304.07193'),
+    (r'DINOv3-', 'DINOv3', 'arXiv 2508.10104'),
+    (r'CLIP-', 'CLIP', 'arXiv 2103.00020'), (r'OpenCLIP-', 'OpenCLIP', 'arXiv 2212.07143'),
+    (r'EVA02-CLIP-', 'EVA-02-CLIP', 'arXiv 2303.15389'), (r'EVA02-', 'EVA-02', 'arXiv 2303.11331'),
+    (r'PE-', 'Perception Encoder', 'arXiv 2504.13181'), (r'RoPE-', 'RoPE-ViT', 'arXiv 2403.13298'),
+    (r'AIMv2-', 'AIMv2', 'arXiv 2411.14402'), (r'TIPSv2-', 'TIPSv2', 'arXiv 2604.12012'),
+    (r'I-JEPA-', 'I-JEPA', 'arXiv 2301.08243'),
+    (r'SigLIP2-', 'SigLIP 2', 'arXiv 2502.14786'), (r'SigLIP-', 'SigLIP', 'arXiv 2303.15343'),
     (r'DeiT-III-', 'DeiT III', 'arXiv 2204.07118'),
     (r'DeiT-distilled-', 'DeiT', 'arXiv 2012.12877'),
     (r'LV-ViT-', 'LV-ViT', 'arXiv 2104.10858'),
@@ -44,39 +51,31 @@ _FAMILIES = (  # pattern of the name, family, source; the first match counts
 
 
 class Model(NamedTuple):
-  """A network by its name.
-
-  name: for `--config.model=NAME`, and for the arguments of configs.
-  family: what it belongs to.
-  parameters: number of them, with a linear head of 1,000 classes.
-  flops: of a forward pass of one image of `px`, two per multiply-add.
-  px: side of the image that `flops` counts.
-  source: the paper, or the program, that has its sizes.
-  """
-  name: str
-  family: str
-  parameters: int
-  flops: int
-  px: int
-  source: str
+  """A network by its name."""
+  name: str        # for `--config.model=NAME`, and for the arguments of configs
+  family: str      # such as `DINOv2`
+  parameters: int  # number of them, with a linear head of 1,000 classes
+  flops: int       # of a forward pass of one image of `px`, two per multiply-add
+  px: int          # side of the image that `flops` counts
+  source: str      # the paper, or the program, that has its sizes
 
 
 class Network(NamedTuple):
-  """What a cost is of; its text is the key in `network_costs.json`."""
+  """A network with its head and image size, of which the cost is known; its text is the key in `network_costs.json`."""
   name: str
   px: int
   num_classes: int
-  is_hidden: bool
+  is_hidden: bool  # the head has the hidden layer of the ViT paper's pre-training
 
   def __str__(self) -> str:
     return f'{self.name}, {self.px} px, {self.num_classes} classes{", hidden layer" * self.is_hidden}'
 
   def derive(self) -> tuple[int, int]:
     """Returns the numbers of parameters and FLOPs, derived from the program of the network."""
-    found = sizes.model(self.name)
-    head = schema.Head(pre_logits=sizes.pretraining_head(found) if self.is_hidden else 0)
-    own = cost.forward(found, (self.px, self.px), head=head, num_classes=self.num_classes)
-    return sum(own.parameters.values()), sum(own.flops.values())
+    settings = sizes.model(self.name)
+    head = schema.Head(pre_logits=sizes.pretraining_head(settings) if self.is_hidden else 0)
+    forward = cost.forward(settings, (self.px, self.px), head=head, num_classes=self.num_classes)
+    return sum(forward.parameters.values()), sum(forward.flops.values())
 
 
 def list_models(pattern: str = '*', *, max_params: float = math.inf, family: str = '*') -> list[Model]:
@@ -88,10 +87,10 @@ def list_models(pattern: str = '*', *, max_params: float = math.inf, family: str
   BiTs with any other factor, can be named but are not listed. Without a match, the list is empty and a warning names
   the most similar ones.
   """
-  found = [model(name) for name in sizes.names() if matches(name, pattern)]
-  if not found:
+  models = [model(name) for name in sizes.names() if matches(name, pattern)]
+  if not models:
     warnings.warn(f'list_models: {globs.no_match(pattern, sizes.names())}', stacklevel=2)
-  return [one for one in found if one.parameters <= max_params and globs.matches(one.family, family)]
+  return [one for one in models if one.parameters <= max_params and globs.matches(one.family, family)]
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -126,10 +125,10 @@ def usual_px(name: str) -> int:
   Raises:
     UserError: the name is unknown.
   """
-  found = sizes.model(name)
-  if isinstance(found, schema.EfficientNet):
+  settings = sizes.model(name)
+  if isinstance(settings, schema.EfficientNet):
     return sizes.efficientnet_px(name.partition('-')[2])
-  return PX - PX % getattr(found, 'patch', 1)
+  return PX - PX % getattr(settings, 'patch', 1)
 
 
 @functools.cache

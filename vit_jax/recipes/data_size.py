@@ -15,7 +15,7 @@ from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import published, studies, transfer
 
-VAL, SHOTS = 'val', 'fewshot'
+VAL = 'val'
 ACCURACY = 'ImageNet %'
 SET_FIGURES = (s.Figure('images', ACCURACY, series='model', log_x=True),)
 IMAGES, BEST, FEW_SHOT = 'images', 'best val %', 'few-shot %'
@@ -28,17 +28,17 @@ def sizes(text: str, default: Sequence[int]) -> list[int]:
   Raises:
     UserError: one is not a positive number.
   """
-  found = []
+  numbers = []
   for part in filter(None, text.split('+')):
     try:
-      found.append(int(float(part)))
+      numbers.append(int(float(part)))
     except ValueError:
       raise UserError(f'subsets: expected numbers of images such as 1000+4000+16000, got {part!r}. '
                       'Correct the numbers.') from None
-  if any(number < 1 for number in found):
+  if any(number < 1 for number in numbers):
     raise UserError(f'subsets: expected positive numbers of images such as 1000+4000+16000, got {text}. '
                     'Correct the numbers.')
-  return sorted(set(found)) or list(default)
+  return sorted(set(numbers)) or list(default)
 
 
 def chosen(networks: Mapping[str, s.Model], text: str) -> dict[str, s.Model]:
@@ -71,25 +71,24 @@ class Subset(NamedTuple):
 
 def rows(results: s.Results, subsets: Sequence[Subset]) -> list[s.Row]:
   """Returns a row for each run: its best result, and whether a ViT was then ahead of the ResNets on as many images."""
-  found: list[s.Row] = []
-  done = {one: results[one.name] for one in subsets if one.name in results}
-  convolutions: dict[int, list[float]] = {}
-  for one, result in done.items():
+  done = {subset: results[subset.name] for subset in subsets if subset.name in results}
+  resnet_scores: dict[int, list[float]] = {}  # by number of images
+  for subset, result in done.items():
     if isinstance(result.config.model, s.ResNet) and f'{VAL}/top1' in result.best:
-      convolutions.setdefault(one.images, []).append(result.best[f'{VAL}/top1'])
-  for one, result in done.items():
-    few = next((value for name, value in result.best.items() if name.startswith(f'{SHOTS}/') and name.endswith('shot')),
-               None)
-    val, rivals = result.best.get(f'{VAL}/top1'), convolutions.get(one.images, [])
-    is_ahead = None if val is None or not rivals else val > max(rivals)
-    found.append({
-        'model': one.model, IMAGES: one.images, BEST: _percent(val), FEW_SHOT: _percent(few),
-        'ahead of ResNets': None if isinstance(result.config.model, s.ResNet) or is_ahead is None else
-                            'yes' if is_ahead else 'no',
-        'last val %': _percent(result.metrics.get(f'{VAL}/top1')), 'best at step': int(result.best.get('step', 0)),
-        'steps': result.step, 'parameters': result.num_params, 'exaFLOPs': result.exaflops,
-        'seconds': round(result.seconds, 1)})
-  return found
+      resnet_scores.setdefault(subset.images, []).append(result.best[f'{VAL}/top1'])
+  rows: list[s.Row] = []
+  for subset, result in done.items():
+    val, rivals = result.best.get(f'{VAL}/top1'), resnet_scores.get(subset.images, [])
+    is_ahead = None
+    if val is not None and rivals and not isinstance(result.config.model, s.ResNet):
+      is_ahead = 'yes' if val > max(rivals) else 'no'
+    rows.append({
+        'model': subset.model, IMAGES: subset.images, BEST: studies.percent(val),
+        FEW_SHOT: studies.percent(studies.few_shot(result.best)), 'ahead of ResNets': is_ahead,
+        'last val %': studies.percent(result.metrics.get(f'{VAL}/top1')),
+        'best at step': int(result.best.get('step', 0)), 'steps': result.step, 'parameters': result.num_params,
+        'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)})
+  return rows
 
 
 def set_rows(results: s.Results, pretrained: Mapping[str, tuple[str, str]], images: Mapping[str, int]) -> list[s.Row]:
@@ -100,17 +99,13 @@ def set_rows(results: s.Results, pretrained: Mapping[str, tuple[str, str]], imag
     pretrained: network and set of each pre-training run.
     images: of each set.
   """
-  found: list[s.Row] = []
+  rows: list[s.Row] = []
   for run, (model, name) in pretrained.items():
     if run in results:
-      result, paper = results[run], published.TABLE_5.get(name, {}).get(model)
+      result, in_paper = results[run], published.TABLE_5.get(name, {}).get(model)
       tuned = transfer.accuracies(results, ('imagenet2012',), prefix=f'{run}_').get('ImageNet')
-      found.append({'model': model, 'set': name, IMAGES: images[name],
-                    ACCURACY: None if tuned is None else round(tuned, 2), 'Table 5 %': paper[0] if paper else None,
-                    'parameters': result.num_params,
-                    'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)})
-  return found
-
-
-def _percent(value: float | None) -> float | None:
-  return None if value is None else round(100 * value, 2)
+      rows.append({'model': model, 'set': name, IMAGES: images[name],
+                   ACCURACY: None if tuned is None else round(tuned, 2),
+                   'Table 5 %': in_paper[0] if in_paper else None, 'parameters': result.num_params,
+                   'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)})
+  return rows

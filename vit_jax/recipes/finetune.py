@@ -31,20 +31,13 @@ WARMUP = {500: 100, 2_500: 200, 10_000: 500, 20_000: 500}
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-  """Length and batch size of a run, and the durations that follow from them.
-
-  batch_size: images a step.
-  steps: of the run.
-  warmup: the part of the run in which the learning rate rises.
-  lr: the highest learning rate.
-  every, log_every: between evaluations, and between values of the training loss.
-  """
-  batch_size: int
-  steps: int
-  warmup: str
-  lr: float
-  every: str = '10 %'
-  log_every: str = '50 steps'
+  """Length and batch size of a run, and the durations that follow from them."""
+  batch_size: int  # images a step
+  steps: int       # of the run
+  warmup: str      # the part of the run in which the learning rate rises
+  lr: float        # the highest learning rate
+  every: str = '10 %'          # between evaluations
+  log_every: str = '50 steps'  # between values of the training loss
 
 
 BATCH, OWN_BATCH = 512, 32
@@ -91,24 +84,18 @@ def fitted(num_images: int, *, batches: tuple[int, int], epochs: int, steps: tup
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """A dataset to fine-tune on.
-
-  train: all `num_examples` for training; `tuned` and `held_out` are its parts for choosing; `test` is for the end.
-  rates: learning rates of the ViT paper, Table 4.
-  lengths: in steps of 512 images. The ViT paper takes the first one, AugReg tries all.
-  side_px: of a typical image, for BiT-HyperRule.
-  """
+  """A dataset to fine-tune on. `tuned` and `held_out` are the parts of `train` with which settings are chosen."""
   source: str
-  num_examples: int
+  num_examples: int  # of `train`
   num_classes: int
-  num_tuned: int
+  num_tuned: int  # examples of `tuned`
   tuned: str
   held_out: str
-  test: str
-  rates: tuple[float, ...]
+  test: str  # for the end
+  rates: tuple[float, ...]  # learning rates of the ViT paper, Table 4
   augreg_rates: tuple[float, ...]
-  lengths: tuple[int, ...]
-  side_px: int
+  lengths: tuple[int, ...]  # in steps of 512 images. The ViT paper takes the first one, AugReg tries all
+  side_px: int  # of a typical image, for BiT-HyperRule
   train: str = 'train'
 
 

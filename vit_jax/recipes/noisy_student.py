@@ -21,9 +21,9 @@ def taught(config: s.Config, teacher: str, pseudo: s.Pseudo, number: int) -> s.C
 
   Labels lie in the directory of a run, or beside a file; those of each round have a name of their own.
   """
-  place = f'{teacher}{"." if teacher.endswith(FILES) else "/"}pseudo_{number}'
-  return dataclasses.replace(config, name=name(number), data=dataclasses.replace(
-      config.data, pseudo=dataclasses.replace(pseudo, teacher=teacher, labels=place)))
+  labels = f'{teacher}{"." if teacher.endswith(FILES) else "/"}pseudo_{number}'
+  return s.replaced(config, {
+      'name': name(number), 'data.pseudo': dataclasses.replace(pseudo, teacher=teacher, labels=labels)})
 
 
 def rounds(students: Callable[[int], s.Config], pseudo: Callable[[int], s.Pseudo], num: int, *,
@@ -38,8 +38,10 @@ def rounds(students: Callable[[int], s.Config], pseudo: Callable[[int], s.Pseudo
   """
   def stage(number: int) -> Callable[[s.Results], dict[str, s.Config]]:
     def runs(results: s.Results) -> dict[str, s.Config]:
-      before = results.get(name(number - 1))
-      return {name(number): taught(students(number), before.workdir, pseudo(number), number)} if before else {}
+      teacher_run = results.get(name(number - 1))
+      if teacher_run is None:
+        return {}
+      return {name(number): taught(students(number), teacher_run.workdir, pseudo(number), number)}
     return runs
 
   if not teacher:
@@ -50,16 +52,17 @@ def rounds(students: Callable[[int], s.Config], pseudo: Callable[[int], s.Pseudo
 
 def rows(results: s.Results) -> list[s.Row]:
   """Returns a row for each round: its accuracy, and the gain over the round before and over the first."""
-  found: list[s.Row] = []
-  scores: list[float] = []
+  rows: list[s.Row] = []
+  scores: list[float] = []  # of the rounds before
   for run, result in results.items():
     score = None if result.headline is None else 100 * result.headline
-    number = found[-1]['round'] if run == HIGH and found else int(run.partition('_')[2] or 0)
-    found.append({
-        'run': run, 'round': number, 'test %': score,
+    is_last_again = run == HIGH and bool(rows)  # the last student, evaluated at another size
+    rows.append({
+        'run': run, 'round': rows[-1]['round'] if is_last_again else int(run.partition('_')[2] or 0), 'test %': score,
         'over its teacher': round(score - scores[-1], 2) if score is not None and scores else None,
         'over the first': round(score - scores[0], 2) if score is not None and scores else None,
         'steps': result.step, 'images a step': result.config.batch_size, 'parameters': result.num_params,
         'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)})
-    scores += [] if score is None else [score]
-  return found
+    if score is not None:
+      scores.append(score)
+  return rows

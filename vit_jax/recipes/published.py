@@ -94,15 +94,11 @@ multiply-adds: within 1.5 %, the count without products with the zeros of the pa
 """
 
 TABLE_7: dict[str, dict[str, float]] = {
-    'BiT-R50x1_adam': {'ImageNet': 77.54, 'CIFAR-10': 97.67, 'CIFAR-100': 86.07, 'Oxford-IIIT Pets': 91.11,
-                       'Oxford Flowers-102': 94.26, 'mean': 89.33},
-    'BiT-R50x1_sgd': {'ImageNet': 78.24, 'CIFAR-10': 97.46, 'CIFAR-100': 85.17, 'Oxford-IIIT Pets': 91.00,
-                      'Oxford Flowers-102': 92.06, 'mean': 88.79},
-    'BiT-R152x2_adam': {'ImageNet': 84.97, 'CIFAR-10': 99.06, 'CIFAR-100': 92.05, 'Oxford-IIIT Pets': 95.37,
-                        'Oxford Flowers-102': 98.62, 'mean': 94.01},
-    'BiT-R152x2_sgd': {'ImageNet': 84.37, 'CIFAR-10': 99.07, 'CIFAR-100': 91.06, 'Oxford-IIIT Pets': 94.79,
-                       'Oxford Flowers-102': 99.32, 'mean': 93.72},
-}
+    run: dict(zip(('ImageNet', *TRANSFER_SETS[2:], 'mean'), accuracies, strict=True)) for run, accuracies in {
+        'BiT-R50x1_adam': (77.54, 97.67, 86.07, 91.11, 94.26, 89.33),
+        'BiT-R50x1_sgd': (78.24, 97.46, 85.17, 91.00, 92.06, 88.79),
+        'BiT-R152x2_adam': (84.97, 99.06, 92.05, 95.37, 98.62, 94.01),
+        'BiT-R152x2_sgd': (84.37, 99.07, 91.06, 94.79, 99.32, 93.72)}.items()}
 """Table 7 of the ViT paper (Appendix D.1): top-1 accuracy in % of ResNets pre-trained with Adam or SGD."""
 
 TABLE_8 = {'none': 61.382, '1d-stem': 64.206, '1d-layers': 63.964, '1d-shared': 64.292, '2d-stem': 64.001,

@@ -26,7 +26,7 @@ FIGURES = (s.Figure(COMPUTE, ACCURACY, series=FAMILY, log_x=True),
 _DRAWN = 40  # points of a curve
 LEAST_POINTS = 3
 _EXPONENTS = np.concatenate([[0.], np.geomspace(.005, 5., 400)])
-_REFINED = 60  # halvings of the interval of exponents around the best of the grid
+_REFINED = 60  # steps that shorten the interval of exponents around the best of the grid
 
 
 class Run(NamedTuple):
@@ -53,7 +53,9 @@ class Next(NamedTuple):
 
 def family(model: str) -> str:
   """Returns the family of a network by its name."""
-  return 'ResNet' if model.startswith('BiT') else 'hybrid' if model.startswith(('R', 'hybrid')) else 'ViT'
+  if model.startswith('BiT'):
+    return 'ResNet'
+  return 'hybrid' if model.startswith(('R', 'hybrid')) else 'ViT'
 
 
 def choose(runs: Sequence[Run], text: str) -> list[Run]:
@@ -64,29 +66,28 @@ def choose(runs: Sequence[Run], text: str) -> list[Run]:
   """
   known = sorted({run.model for run in runs}, key=len, reverse=True)
   families = list(dict.fromkeys(family(run.model) for run in runs))
-  left, wanted = text, []
-  while left:
-    name = next((name for name in (*known, *families) if left == name or left.startswith(f'{name}+')), None)
+  rest, wanted = text, []
+  while rest:  # some names hold a + themselves, so the longest name at the beginning is taken
+    name = next((name for name in (*known, *families) if f'{rest}+'.startswith(f'{name}+')), None)
     if name is None:
       raise UserError(f'models: expected some of {", ".join([*families, *dict.fromkeys(run.model for run in runs)])}, '
-                      f'got {left!r}. Put + between names.')
+                      f'got {rest!r}. Put + between names.')
     wanted.append(name)
-    left = left[len(name) + 1:]
+    rest = rest[len(name) + 1:]
   return [run for run in runs if not wanted or run.model in wanted or family(run.model) in wanted]
 
 
 def points(results: s.Results, runs: Sequence[Run]) -> dict[Run, tuple[float, float]]:
   """Returns compute in exaFLOPs and accuracy in % of each run that has both."""
-  found = {}
+  measured = {}
   for run in runs:
-    result = results.get(run.name)
-    if result is None:
-      continue
-    tuned = list(studies.scores(results, 'imagenet2012', run.prefix).values())
-    own = [100 * result.headline] if result.headline is not None else []
-    if accuracy := tuned or own:
-      found[run] = result.exaflops, statistics.fmean(accuracy)
-  return found
+    if result := results.get(run.name):
+      accuracies = list(studies.scores(results, 'imagenet2012', run.prefix).values())
+      if not accuracies and result.headline is not None:
+        accuracies = [100 * result.headline]
+      if accuracies:
+        measured[run] = result.exaflops, statistics.fmean(accuracies)
+  return measured
 
 
 def laws(measured: Mapping[Run, tuple[float, float]]) -> dict[str, Law]:
@@ -94,67 +95,67 @@ def laws(measured: Mapping[Run, tuple[float, float]]) -> dict[str, Law]:
   groups: dict[str, list[tuple[float, float]]] = {}
   for run, point in measured.items():
     groups.setdefault(family(run.model), []).append(point)
-  fitted = {name: fit([c for c, _ in group], [100 - a for _, a in group])
+  fitted = {name: fit([compute for compute, _ in group], [100 - accuracy for _, accuracy in group])
             for name, group in groups.items()}
   return {name: law for name, law in fitted.items() if law}
 
 
 def rows(results: s.Results, runs: Sequence[Run], following: Sequence[Next]) -> list[s.Row]:
-  """Returns a row for each pre-training run beside that of the paper.
+  """Returns a row for each pre-training run, with the numbers of the paper.
 
-  Then follows the next network of each family, with the accuracy that its law predicts.
+  They are followed by a row for each of `following`, with the accuracy that the law of its family predicts.
   """
   measured = points(results, runs)
   fitted = laws(measured)
   best = frontier((run.name, *point) for run, point in measured.items())
-  table = {(row.model, row.epochs): row for row in published.TABLE_6}
-  found: list[s.Row] = []
+  table_6 = {(scaled.model, scaled.epochs): scaled for scaled in published.TABLE_6}
+  rows: list[s.Row] = []
   for run in runs:
     if run.name in results:
-      compute, row, law = results[run.name].exaflops, table.get((run.model, run.epochs)), fitted.get(family(run.model))
+      in_paper = table_6.get((run.model, run.epochs))
       accuracy = measured[run][1] if run in measured else None
-      found.append(_row(run.model, run.epochs, compute, law, status='measured') | {
+      row = _row(run.model, run.epochs, results[run.name].exaflops, fitted, status='measured')
+      rows.append(row | {
           ACCURACY: accuracy, ERROR: None if accuracy is None else 100 - accuracy,
           'on the frontier': 'yes' if run.name in best else 'no',
-          'published exaFLOPs': row.exaflops if row else None, 'published %': row.imagenet if row else None,
-          **_transferred(results, run, row)})
-  return found + [_row(one.model, one.epochs, one.exaflops, fitted.get(family(one.model)), status='predicted')
-                  for one in following]
+          'published exaFLOPs': in_paper.exaflops if in_paper else None,
+          'published %': in_paper.imagenet if in_paper else None, **_transferred(results, run, in_paper)})
+  return rows + [_row(*network, fitted, status='predicted') for network in following]
 
 
-def _transferred(results: s.Results, run: Run, row: published.Scaled | None) -> s.Row:
-  """Returns the columns of Table 6 beside ImageNet with the published numbers; {} for a network without a row."""
-  if row is None:
+def _transferred(results: s.Results, run: Run, in_paper: published.Scaled | None) -> s.Row:
+  """Returns the columns of Table 6 beside ImageNet, ours and the published ones; {} for a network that is not there."""
+  if in_paper is None:
     return {}
   ours = transfer.accuracies(results, tuple(transfer.ROWS), prefix=run.prefix)
-  found: s.Row = {}
-  for name, value in list(zip(published.TRANSFER_SETS, row.accuracies, strict=True))[1:]:
-    found |= {f'{name} %': round(ours[name], 2) if name in ours else None, f'{name} published %': value}
-  return found
+  columns: s.Row = {}
+  for name, value in list(zip(published.TRANSFER_SETS, in_paper.accuracies, strict=True))[1:]:
+    columns |= {f'{name} %': round(ours[name], 2) if name in ours else None, f'{name} published %': value}
+  return columns
 
 
-def _row(model: str, epochs: int, compute: float, law: Law | None, *, status: str) -> s.Row:
+def _row(model: str, epochs: int, compute: float, laws: Mapping[str, Law], *, status: str) -> s.Row:
+  """Returns the columns that networks have whether they were trained or not."""
+  law = laws.get(family(model))
   return {'model': model, FAMILY: family(model), 'epochs': epochs, COMPUTE: float(f'{compute:.4g}'), ACCURACY: None,
           ERROR: None, 'law %': round(100 - law.error(compute), 2) if law else None,
           'at most %': round(100 - law.floor, 2) if law else None, 'status': status}
 
 
 def curves(results: s.Results, runs: Sequence[Run], following: Sequence[Next]) -> list[s.Row]:
-  """Returns points to draw lines through.
-
-  They are of the law of each family up to its next network, and of the frontier of all runs.
-  """
+  """Returns points of lines: the law of each family up to its next network, and the frontier of all runs."""
   measured = points(results, runs)
-  ends = {family(one.model): one.exaflops for one in following}
-  found: list[s.Row] = []
+  ends = {family(network.model): network.exaflops for network in following}
+  rows: list[s.Row] = []
   for name, law in laws(measured).items():
     computes = [compute for run, (compute, _) in measured.items() if family(run.model) == name]
     for compute in np.geomspace(min(computes), max(*computes, ends.get(name, 0.)), _DRAWN).tolist():
-      found.append({FAMILY: name, COMPUTE: compute, ERROR: law.error(compute), ACCURACY: 100 - law.error(compute)})
+      rows.append({FAMILY: name, COMPUTE: compute, ERROR: law.error(compute), ACCURACY: 100 - law.error(compute)})
   best = frontier((run.name, *point) for run, point in measured.items())
-  places = {run.name: point for run, point in measured.items()}
-  return found + [{FAMILY: FRONTIER, COMPUTE: compute, ERROR: 100 - accuracy, ACCURACY: accuracy}
-                  for compute, accuracy in (places[name] for name in best)]
+  point_by_name = {run.name: point for run, point in measured.items()}
+  for compute, accuracy in map(point_by_name.__getitem__, best):
+    rows.append({FAMILY: FRONTIER, COMPUTE: compute, ERROR: 100 - accuracy, ACCURACY: accuracy})
+  return rows
 
 
 class Law(NamedTuple):
@@ -175,9 +176,7 @@ class Law(NamedTuple):
 
 
 def fit(compute: Sequence[float], error: Sequence[float]) -> Law | None:
-  """Returns the law of some runs.
-
-  It is None for fewer than three different amounts of compute, which do not determine a saturation.
+  """Returns the law of some runs; None if fewer than three amounts of compute differ, which do not determine it.
 
   Args:
     compute: exaFLOPs of each, > 0.
@@ -186,33 +185,46 @@ def fit(compute: Sequence[float], error: Sequence[float]) -> Law | None:
   if len(set(compute)) < LEAST_POINTS:
     return None
   x, y = np.asarray(compute, np.float64), np.asarray(error, np.float64)
-  scale = math.exp(np.log(x).mean())  # so that the two columns are of a size
-  losses = [_solve(x / scale, y, exponent)[0] for exponent in _EXPONENTS]
-  best = int(np.argmin(losses))
+  scale = math.exp(np.log(x).mean())  # so that the two columns of the linear problem are of a size
+  x = x / scale
+  best = int(np.argmin([_solve(x, y, exponent).loss for exponent in _EXPONENTS]))
   low, high = _EXPONENTS[max(0, best - 1)], _EXPONENTS[min(len(_EXPONENTS) - 1, best + 1)]
-  for _ in range(_REFINED):
+  for _ in range(_REFINED):  # ternary search
     a, b = low + (high - low) / 3, high - (high - low) / 3
-    low, high = (low, b) if _solve(x / scale, y, a)[0] < _solve(x / scale, y, b)[0] else (a, high)
+    if _solve(x, y, a).loss < _solve(x, y, b).loss:
+      high = b
+    else:
+      low = a
   exponent = float(low + high) / 2
-  _, factor, floor = _solve(x / scale, y, exponent)
-  return Law(factor * scale ** exponent, exponent, floor)
+  solution = _solve(x, y, exponent)
+  return Law(solution.factor * scale ** exponent, exponent, solution.floor)
 
 
-def _solve(x: np.ndarray, y: np.ndarray, exponent: float) -> tuple[float, float, float]:
-  """Returns the sum of squares, the factor and the floor of the best law of an exponent, neither negative."""
+class _Solution(NamedTuple):
+  """The best factor a and floor c of a law with a given exponent, and the sum of squares that remains."""
+  loss: float
+  factor: float
+  floor: float
+
+
+def _solve(x: np.ndarray, y: np.ndarray, exponent: float) -> _Solution:
+  """Minimizes the sum of squares of `factor * x ** -exponent + floor - y`, where neither may be negative."""
   powers = x ** -exponent
   candidates = [(max(0., float(powers @ y / (powers @ powers))), 0.), (0., max(0., float(y.mean())))]
   if exponent:
     factor, floor = np.linalg.lstsq(np.stack([powers, np.ones_like(x)], 1), y, rcond=None)[0]
-    candidates += [(float(factor), float(floor))] * bool(factor >= 0. and floor >= 0.)
-  return min((float(((factor * powers + floor - y) ** 2).sum()), factor, floor) for factor, floor in candidates)
+    if factor >= 0. and floor >= 0.:
+      candidates.append((float(factor), float(floor)))
+  return min(_Solution(float(((factor * powers + floor - y) ** 2).sum()), factor, floor)
+             for factor, floor in candidates)
 
 
 def frontier(points: Iterable[tuple[str, float, float]]) -> list[str]:
   """Returns those points (name, compute, accuracy) that no point of the same compute or less reaches, by compute."""
-  found: list[str] = []
+  names: list[str] = []
   best = -math.inf
   for name, _, accuracy in sorted(points, key=lambda point: (point[1], -point[2])):
     if accuracy > best:
-      best, found = accuracy, [*found, name]
-  return found
+      best = accuracy
+      names.append(name)
+  return names

@@ -28,18 +28,15 @@ DINO, UNTRAINED = 'dino_cifar10', 'random'
 
 
 class Point(NamedTuple):
-  """An objective of the comparison.
-
-  recipe: its config.    view: the network whose features count.    change: what differs from the recipe.
-  """
-  recipe: str
-  view: str = ''
-  change: Callable[[s.Config], s.Config] = lambda config: config
+  """An objective of the comparison."""
+  recipe: str  # its config
+  view: str = ''  # the network whose features count: student, ema or teacher; '' = student
+  change: Callable[[s.Config], s.Config] = lambda config: config  # what differs from the recipe
 
 
 def untrained(config: s.Config) -> s.Config:
   """Returns a run that leaves the network as it was initialized."""
-  evals = {name: one for name, one in config.evals.items() if name != 'head'}
+  evals = {name: evaluation for name, evaluation in config.evals.items() if name != 'head'}
   return s.replaced(config, {'length': '1 steps', 'optimizer.lr': 0., 'train.ema': 0., 'evals': evals})
 
 
@@ -127,7 +124,7 @@ def rows(results: s.Results, views: Mapping[str, str], column: str = 'objective'
     views: whose features count, by name.
     column: heading of the names.
   """
-  found: list[s.Row] = []
+  rows: list[s.Row] = []
   for name, view in views.items():
     runs = [result for run, result in results.items() if run.rpartition('_seed')[0] == name]
     if not runs:
@@ -135,14 +132,16 @@ def rows(results: s.Results, views: Mapping[str, str], column: str = 'objective'
     trained = runs[0].step * runs[0].config.batch_size if name != UNTRAINED else 0
     row: s.Row = {column: name, 'images': trained, 'updates': runs[0].step if trained else 0, 'seeds': len(runs)}
     for heading, metric in ((K_NN, KNN), (LOGISTIC_REGRESSION, LOGISTIC), ('own head %', HEAD)):
-      row |= spread(heading, metric + (f'@{view}' if view else ''), [one.metrics for one in runs])
-    found.append({**row, 'training processor seconds': round(statistics.median(
-        one.training_processor_s for one in runs), 1), 'parameters': runs[0].num_params})
-  return found
+      row |= spread(heading, metric + (f'@{view}' if view else ''), [result.metrics for result in runs])
+    seconds = statistics.median(result.training_processor_s for result in runs)
+    rows.append({**row, 'training processor seconds': round(seconds, 1), 'parameters': runs[0].num_params})
+  return rows
 
 
 def spread(column: str, metric: str, metrics: Iterable[Mapping[str, float]]) -> s.Row:
   """Returns median, smallest and largest value of a metric over runs, in percent; None if no run has it."""
-  values = sorted(round(100 * one[metric], 2) for one in metrics if metric in one)
-  middle, low, high = (round(statistics.median(values), 2), values[0], values[-1]) if values else (None, None, None)
-  return {column: middle, f'{column}, smallest': low, f'{column}, largest': high}
+  values = sorted(round(100 * of_run[metric], 2) for of_run in metrics if metric in of_run)
+  if not values:
+    return {column: None, f'{column}, smallest': None, f'{column}, largest': None}
+  return {column: round(statistics.median(values), 2), f'{column}, smallest': values[0],
+          f'{column}, largest': values[-1]}

@@ -1,4 +1,4 @@
-"""Model sizes by their published names: the one indirection of the recipes.
+"""Networks by their published names.
 
 Sources: ViT paper, Table 1 (B, L, H); DeiT and AugReg (Ti, S); Scaling ViT, Table 2 (g, G); SoViT (So400m); big_vision
 (mu, M, g-opt, G-opt); PaLI (e); ViT-22B, Table 1 (22B); BiT (arXiv 1912.11370, section 3.2; R200x3 in the ViT paper,
@@ -13,10 +13,9 @@ import re
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, PositionResize, PositionsAt, QkvBias, SwiGlu
+from vit_jax.config.schema import Gelu, LastNorm, PositionResize, PositionsAt, QkvBias, SwiGlu
 from vit_jax.core import globs
 from vit_jax.core.errors import UserError
-from vit_jax.recipes import families
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,63 +72,146 @@ def swiglu_hidden(width: int) -> int:
   return (4 * width * 2 // 3 + 7) // 8 * 8
 
 
-def _at(resize: PositionResize) -> dict[str, Any]:
-  """Positions that are resized in this way."""
+Options = dict[str, Any]
+"""Settings of a ViT by their dotted names, such as `{'pool': Map(), 'mlp.hidden': 720}`."""
+
+
+def _sized(width: int, depth: int, heads: int) -> Options:
+  return {'width': width, 'depth': depth, 'heads': heads}
+
+
+def _resized(resize: PositionResize) -> Options:
   return {'positions.resize': resize}
 
 
-_DINOV2: dict[str, Any] = {  # arXiv 2304.07193, and its code
-    'block.layer_scale': 1e-5, 'gelu': Gelu.EXACT, **_at(PositionResize.BICUBIC_OFFSET)}
-_DINOV2_G: dict[str, Any] = {**_DINOV2, 'heads': 24, 'mlp': SwiGlu(swiglu_hidden(1536))}
-_REG: dict[str, Any] = {'registers': 4, **_at(PositionResize.BICUBIC_ANTIALIAS)}  # arXiv 2309.16588
-_DEIT3: dict[str, Any] = {  # arXiv 2204.07118; here positions have a class row
-    'block.layer_scale': 1e-4, 'gelu': Gelu.EXACT, **_at(PositionResize.BICUBIC)}
-_MAP: dict[str, Any] = {'pool': schema.Map()}
-# ViT paper, Appendix D.6, which does not say how it pools
-_AXIAL: dict[str, Any] = {'block': schema.Axial(), 'pool': schema.Mean()}
+def _named_by_size(prefix: str, options: Options, *names: str) -> dict[str, tuple[str, Options]]:
+  """Returns entries of `_PUBLISHED` for networks of a family that are named as their sizes: `DINOv2-B/14`."""
+  return {f'{prefix}-{name}': (name, options) for name in names}
 
-_R50: dict[str, Any] = {'stem': schema.ResNetStem((3, 4, 6, 3))}
-_R26: dict[str, Any] = {'stem': schema.ResNetStem((2, 2, 2, 2))}
-_R50_SHORT: dict[str, Any] = {'stem': schema.ResNetStem((3, 4, 9))}  # the last stage's units in the one before it
-_LV: dict[str, Any] = {  # arXiv 2104.10858, Tables 1 and 2, and its code
+
+_MAP: Options = {'pool': schema.Map()}
+_AXIAL: Options = {'block': schema.Axial(), 'pool': schema.Mean()}  # ViT paper, D.6, which does not say how it pools
+_R50: Options = {'stem': schema.ResNetStem((3, 4, 6, 3))}
+_R50_SHORT: Options = {'stem': schema.ResNetStem((3, 4, 9))}  # the last stage's units in the one before it
+_R26: Options = {'stem': schema.ResNetStem((2, 2, 2, 2))}
+_LV: Options = {  # arXiv 2104.10858, Tables 1 and 2, and its code
     'gelu': Gelu.EXACT, 'norm.eps': 1e-5, 'attention.qkv_bias': QkvBias.NONE, 'stem': schema.ConvStem(),
-    **_at(PositionResize.BICUBIC)}
-_DEIT: dict[str, Any] = {  # arXiv 2012.12877
-    'gelu': Gelu.EXACT, 'pool.distillation': True, **_at(PositionResize.BICUBIC)}
+    **_resized(PositionResize.BICUBIC)}
+_DEIT: Options = {  # arXiv 2012.12877
+    'gelu': Gelu.EXACT, 'pool.distillation': True, **_resized(PositionResize.BICUBIC)}
+_DEIT3: Options = {  # arXiv 2204.07118; here positions have a class row
+    'block.layer_scale': 1e-4, 'gelu': Gelu.EXACT, **_resized(PositionResize.BICUBIC)}
+_DINOV2: Options = {  # arXiv 2304.07193, and its code
+    'block.layer_scale': 1e-5, 'gelu': Gelu.EXACT, **_resized(PositionResize.BICUBIC_OFFSET)}
+_DINOV2_G: Options = {**_DINOV2, 'heads': 24, 'mlp': SwiGlu(swiglu_hidden(1536))}
+_REG: Options = {'registers': 4, **_resized(PositionResize.BICUBIC_ANTIALIAS)}  # arXiv 2309.16588
+_DINOV3: Options = {  # arXiv 2508.10104
+    'gelu': Gelu.EXACT, 'norm.eps': 1e-5, 'block.layer_scale': 1e-5, 'registers': 4,
+    'attention.qkv_bias': QkvBias.QUERY_VALUE, 'positions': schema.Rotary(coordinates=schema.UnitInterval())}
+_IJEPA: Options = {  # arXiv 2301.08243
+    'gelu': Gelu.EXACT, 'pool': schema.Mean(), **_resized(PositionResize.BICUBIC)}
+_CLIP: Options = {  # arXiv 2103.00020, section 2.4
+    'gelu': Gelu.EXACT, 'norm.eps': 1e-5, 'norm_before': True, 'stem.bias': False, **_resized(PositionResize.BICUBIC)}
+_OPENAI: Options = {**_CLIP, 'gelu': Gelu.QUICK}
+_TIPSV2: Options = {  # arXiv 2604.12012; its second class token is a register here
+    'gelu': Gelu.EXACT, 'block.layer_scale': 1., 'registers': 1, **_resized(PositionResize.BILINEAR_ANTIALIAS)}
 
-# Hybrids are named as their files are. R+Ti/16 is the root with patches of 8 on its map, so one token for 32 px.
-_HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+
+def _rotary(resize: PositionResize, grid: int, offset: float = 0.) -> schema.LearnedRotary:
+  return schema.LearnedRotary(10_000., coordinates=schema.ByIndex(grid, offset), resize=resize)
+
+
+def _eva02(hidden: int, *, has_norm: bool = False) -> Options:  # arXiv 2303.11331
+  return {'positions': _rotary(PositionResize.BICUBIC, 16), 'mlp': SwiGlu(hidden, inner_norm=has_norm),
+          'gelu': Gelu.EXACT, 'attention.qkv_bias': QkvBias.QUERY_VALUE, 'pool': schema.Mean(class_token=True),
+          'last_norm': LastNorm.POOLED}
+
+
+def _eva02_clip(hidden: int) -> Options:  # arXiv 2303.15389
+  return {**_eva02(hidden, has_norm=True), 'attention.inner_norm': True, 'pool': schema.ClassToken(),
+          'last_norm': LastNorm.TOKENS}
+
+
+def _pe(grid: int = 24, offset: float = 1.) -> Options:  # arXiv 2504.13181
+  return {'positions': _rotary(PositionResize.BILINEAR, grid, offset), 'gelu': Gelu.EXACT, 'norm.eps': 1e-5,
+          'norm_before': True, 'stem.bias': False, 'pool': schema.Map(class_token=True, heads=8)}
+
+
+_PE_TOKENS: Options = {  # the versions of PE for language and for dense tasks
+    **_pe(32), 'pool': schema.Mean(class_token=True), 'last_norm': LastNorm.NONE}
+
+
+def _aimv2(width: int, heads: int, hidden: int) -> Options:  # arXiv 2411.14402
+  return {**_sized(width, 24, heads), 'mlp': SwiGlu(hidden, bias=False), 'norm': schema.RmsNorm(1e-5),
+          'stem.norm': True, 'attention.qkv_bias': QkvBias.NONE, 'attention.out_bias': False, 'pool': schema.Mean(),
+          **_resized(PositionResize.BICUBIC)}
+
+
+def _rope(*, is_mixed: bool, has_table: bool) -> Options:  # arXiv 2403.13298
+  base = 10. if is_mixed else 100.
+  positions = schema.Rotary(base, is_mixed)
+  if has_table:
+    positions = schema.LearnedRotary(base, is_mixed, resize=PositionResize.BICUBIC_ANTIALIAS)
+  return {'gelu': Gelu.EXACT, 'block.layer_scale': 1e-5, 'positions': positions}
+
+
+_HYBRIDS: dict[str, tuple[str, Options]] = {
     'R+Ti/16': ('Ti/32', {'stem': schema.ResNetStem(())}), 'R26+S/32': ('S/32', _R26), 'R26+B/32': ('B/32', _R26),
     'R50+B/16': ('B/16', _R50_SHORT), 'R50+B/32': ('B/32', _R50), 'R50+L/16': ('L/16', _R50_SHORT),
     'R50+L/32': ('L/32', _R50)}
+"""Hybrids, named as their files are. R+Ti/16 is the root with patches of 8 on its map, so one token for 32 px."""
 
-_PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
-    **_HYBRIDS, **{f'ViT-{name}': found for name, found in _HYBRIDS.items()},
-    'LV-ViT-T/16': ('mu/16', {**_LV, 'width': 240, 'depth': 12, 'heads': 4, 'mlp.hidden': 720}),
-    'LV-ViT-S/16': ('mu/16', {**_LV, 'width': 384, 'depth': 16, 'heads': 6, 'mlp.hidden': 1152,
-                              'block.branch_scale': 1 / 2}),
-    'LV-ViT-M/16': ('mu/16', {**_LV, 'width': 512, 'depth': 20, 'heads': 8, 'mlp.hidden': 1536,
-                              'block.branch_scale': 1 / 2}),
-    'LV-ViT-L/16': ('mu/16', {**_LV, 'width': 768, 'depth': 24, 'heads': 12, 'mlp.hidden': 2304,
-                              'block.branch_scale': 1 / 3,
+_PUBLISHED: dict[str, tuple[str, Options]] = {
+    **_HYBRIDS, **{f'ViT-{name}': entry for name, entry in _HYBRIDS.items()},
+    'LV-ViT-T/16': ('mu/16', {**_LV, **_sized(240, 12, 4), 'mlp.hidden': 720}),
+    'LV-ViT-S/16': ('mu/16', {**_LV, **_sized(384, 16, 6), 'mlp.hidden': 1152, 'block.branch_scale': 1 / 2}),
+    'LV-ViT-M/16': ('mu/16', {**_LV, **_sized(512, 20, 8), 'mlp.hidden': 1536, 'block.branch_scale': 1 / 2}),
+    'LV-ViT-L/16': ('mu/16', {**_LV, **_sized(768, 24, 12), 'mlp.hidden': 2304, 'block.branch_scale': 1 / 3,
                               'stem': schema.ConvStem(width=128)}),
-    'DeiT-distilled-Ti/16': ('Ti/16', _DEIT), 'DeiT-distilled-S/16': ('S/16', _DEIT),
-    'DeiT-distilled-B/16': ('B/16', _DEIT),
-    'ViT-g/14': ('g/14', _MAP), 'ViT-G/14': ('G/14', _MAP), 'ViT-e/14': ('e/14', _MAP),
-    'SigLIP-B/16': ('B/16', _MAP), 'SigLIP-L/16': ('L/16', _MAP), 'SigLIP-So400m/14': ('So400m/14', _MAP),
-    'SigLIP2-g-opt/16': ('g-opt/16', _MAP),
+    **_named_by_size('DeiT-distilled', _DEIT, 'Ti/16', 'S/16', 'B/16'),
+    **_named_by_size('ViT', _MAP, 'g/14', 'G/14', 'e/14'),
+    **_named_by_size('SigLIP', _MAP, 'B/16', 'L/16', 'So400m/14'),
+    **_named_by_size('SigLIP2', _MAP, 'g-opt/16'),
     # arXiv 2302.05442. It also leaves out bias and centering of LayerNorm.
     'ViT-22B/14': ('22B/14', {
         **_MAP, 'block': schema.Parallel(), 'attention.qk_norm': True, 'attention.qkv_bias': QkvBias.NONE}),
-    'DINOv2-S/14': ('S/14', _DINOV2), 'DINOv2-B/14': ('B/14', _DINOV2), 'DINOv2-L/14': ('L/14', _DINOV2),
+    **_named_by_size('DINOv2', _DINOV2, 'S/14', 'B/14', 'L/14'),
     'DINOv2-g/14': ('g-opt/14', _DINOV2_G),
-    'DINOv2-reg-S/14': ('S/14', {**_DINOV2, **_REG}), 'DINOv2-reg-B/14': ('B/14', {**_DINOV2, **_REG}),
-    'DINOv2-reg-L/14': ('L/14', {**_DINOV2, **_REG}), 'DINOv2-reg-g/14': ('g-opt/14', {**_DINOV2_G, **_REG}),
-    'DeiT-III-S/16': ('S/16', _DEIT3), 'DeiT-III-B/16': ('B/16', _DEIT3), 'DeiT-III-L/16': ('L/16', _DEIT3),
-    'DeiT-III-H/14': ('H/14', _DEIT3),
-    'Axial-ViT-B/16': ('B/16', _AXIAL), 'Axial-ViT-B/32': ('B/32', _AXIAL),
-    **families.PUBLISHED,
+    **_named_by_size('DINOv2-reg', {**_DINOV2, **_REG}, 'S/14', 'B/14', 'L/14'),
+    'DINOv2-reg-g/14': ('g-opt/14', {**_DINOV2_G, **_REG}),
+    **_named_by_size('DeiT-III', _DEIT3, 'S/16', 'B/16', 'L/16', 'H/14'),
+    **_named_by_size('Axial-ViT', _AXIAL, 'B/16', 'B/32'),
+    'DINOv3-S/16': ('S/16', _DINOV3), 'DINOv3-S+/16': ('S/16', {**_DINOV3, 'mlp': SwiGlu(1536)}),
+    **_named_by_size('DINOv3', _DINOV3, 'B/16', 'L/16'),
+    'DINOv3-H+/16': ('H/16', {**_DINOV3, 'heads': 20, 'mlp': SwiGlu(5120)}),
+    'DINOv3-7B/16': ('H/16', {**_DINOV3, **_sized(4096, 40, 32), 'mlp': SwiGlu(8192),
+                              'attention.qkv_bias': QkvBias.NONE}),
+    **_named_by_size('CLIP', _OPENAI, 'B/32', 'B/16', 'L/14'),
+    **_named_by_size('OpenCLIP', _CLIP, 'B/32', 'B/16', 'L/14', 'H/14', 'g/14'),
+    'OpenCLIP-bigG/14': ('G/14', _CLIP),
+    **_named_by_size('SigLIP2', _MAP, 'B/32', 'B/16', 'L/16', 'So400m/14', 'So400m/16'),
+    'EVA02-Ti/14': ('Ti/14', _eva02(512)), 'EVA02-S/14': ('S/14', _eva02(1024)),
+    'EVA02-B/14': ('B/14', _eva02(2048, has_norm=True)), 'EVA02-L/14': ('L/14', _eva02(2730, has_norm=True)),
+    'EVA02-CLIP-B/16': ('B/16', _eva02_clip(2048)), 'EVA02-CLIP-L/14': ('L/14', _eva02_clip(2730)),
+    'PE-Core-T/16': ('Ti/16', _pe()), 'PE-Core-S/16': ('S/16', _pe()),
+    'PE-Core-B/16': ('B/16', _pe(14)), 'PE-Core-L/14': ('L/14', _pe()),
+    'PE-Core-G/14': ('H/14', {**_pe(32, 0.), **_sized(1536, 50, 16), 'mlp.hidden': 8960,
+                              'pool': schema.Map(heads=8, hidden=6144)}),
+    'PE-Lang-L/14': ('L/14', {**_PE_TOKENS, 'depth': 23, 'block.layer_scale': .1}),
+    'PE-Spatial-B/16': ('B/16', _PE_TOKENS), 'PE-Spatial-L/14': ('L/14', _PE_TOKENS),
+    'AIMv2-L/14': ('L/14', _aimv2(1024, 8, 2816)), 'AIMv2-H/14': ('H/14', _aimv2(1536, 12, 4096)),
+    'AIMv2-1B/14': ('H/14', _aimv2(2048, 16, 5632)), 'AIMv2-3B/14': ('H/14', _aimv2(3072, 24, 8192)),
+    **_named_by_size('TIPSv2', _TIPSV2, 'B/14', 'L/14', 'So400m/14'),
+    'TIPSv2-g/14': ('g-opt/14', {**_TIPSV2, **_sized(1536, 40, 24), 'mlp': SwiGlu(4096)}),
+    **{f'RoPE-{kind}-{size}': (size, _rope(is_mixed='Mixed' in kind, has_table='APE' in kind))
+       for size in ('S/16', 'B/16', 'L/16') for kind in ('ViT', 'Mixed', 'APE', 'Mixed-APE')},
+    **_named_by_size('I-JEPA', _IJEPA, 'H/14', 'H/16', 'g/16'),
 }
+"""The published ViTs: the size and patch that `vit` knows, and the options that differ from a plain ViT, by name.
+
+Sources: the papers named above, the config files that their authors publish beside the weights, and timm 1.0.31. What
+is known about their weights is in `weights/families/`.
+"""
 PUBLISHED = tuple(_PUBLISHED)
 """Names that `published` knows."""
 
@@ -148,12 +230,12 @@ def vit(name: str) -> schema.ViT:
   Raises:
     UserError: lists the known sizes.
   """
-  found = re.fullmatch(r'(?:ViT-)?([A-Za-z0-9-]+)[/_](\d+)', name)
-  if not found or found[1] not in VIT or int(found[2]) < 1:
+  match = re.fullmatch(r'(?:ViT-)?(?P<size>[A-Za-z0-9-]+)[/_](?P<patch>\d+)', name)
+  if not match or match['size'] not in VIT or int(match['patch']) < 1:
     raise UserError(f'model: expected SIZE/PATCH such as B/16, with SIZE one of {" ".join(VIT)} and PATCH in pixels, '
                     f'got {name!r}. Choose one of these sizes.')
-  size = VIT[found[1]]
-  return schema.ViT(patch=int(found[2]), width=size.width, depth=size.depth, heads=size.heads,
+  size = VIT[match['size']]
+  return schema.ViT(patch=int(match['patch']), width=size.width, depth=size.depth, heads=size.heads,
                     mlp=schema.Mlp(size.mlp))
 
 
@@ -163,11 +245,11 @@ def resnet(name: str) -> schema.ResNet:
   Raises:
     UserError: lists the known depths.
   """
-  found = re.fullmatch(r'(R\d+)x(\d+)', name)
-  if not found or found[1] not in RESNET or int(found[2]) < 1:
+  match = re.fullmatch(r'(?P<depth>R\d+)x(?P<factor>\d+)', name)
+  if not match or match['depth'] not in RESNET or int(match['factor']) < 1:
     raise UserError(f'model: expected BiT-DEPTHxFACTOR such as BiT-R50x1, with DEPTH one of {" ".join(RESNET)} and '
                     f'FACTOR that of the channels, got {name!r}. Choose one of these depths.')
-  return schema.ResNet(layers=RESNET[found[1]], width=64 * int(found[2]))
+  return schema.ResNet(layers=RESNET[match['depth']], width=64 * int(match['factor']))
 
 
 def mixer(name: str) -> schema.Mixer:
@@ -176,12 +258,13 @@ def mixer(name: str) -> schema.Mixer:
   Raises:
     UserError: lists the known sizes.
   """
-  found = re.fullmatch(r'([A-Z])[/_](\d+)', name)
-  if not found or found[1] not in MIXER or int(found[2]) < 1:
+  match = re.fullmatch(r'(?P<size>[A-Z])[/_](?P<patch>\d+)', name)
+  if not match or match['size'] not in MIXER or int(match['patch']) < 1:
     raise UserError(f'model: expected Mixer-SIZE/PATCH such as Mixer-B/16, with SIZE one of {" ".join(MIXER)} and '
                     f'PATCH in pixels, got {name!r}. Choose one of these sizes.')
-  width, depth, tokens_mlp, channels_mlp = MIXER[found[1]]
-  return schema.Mixer(patch=int(found[2]), width=width, depth=depth, tokens_mlp=tokens_mlp, channels_mlp=channels_mlp)
+  width, depth, tokens_mlp, channels_mlp = MIXER[match['size']]
+  return schema.Mixer(patch=int(match['patch']), width=width, depth=depth, tokens_mlp=tokens_mlp,
+                      channels_mlp=channels_mlp)
 
 
 def efficientnet(name: str) -> schema.EfficientNet:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -71,12 +72,10 @@ class Grid(NamedTuple):
   """What is tried for each task before its final runs; a task with one point has nothing to try.
 
   Runs are named `{prefix}{task}_{point}` and `{prefix}{task}_seed{seed}`, with `-` for `/` in the task.
-
-  build: makes the run of a task, a point and a phase: `final`, or `tune`, which evaluates on held-out examples.
-  points: by task and name. A point of None has its numbers from elsewhere.
   """
+  # Makes the run of a task, a point and a phase: `final`, or `tune`, which evaluates on held-out examples.
   build: Callable[[str, Point | None, str], schema.Config]
-  points: Mapping[str, Mapping[str, Point | None]]
+  points: Mapping[str, Mapping[str, Point | None]]  # by task and name; a point of None has its numbers from elsewhere
   prefix: str = ''
 
   def tunings(self) -> dict[str, schema.Config]:
@@ -86,15 +85,28 @@ class Grid(NamedTuple):
 
   def finals(self, results: schema.Results, seeds: int) -> dict[str, schema.Config]:
     """Returns the final runs of each task that has one point, or a result to choose the best point by."""
-    found: dict[str, schema.Config] = {}
+    runs: dict[str, schema.Config] = {}
     for task, points in self.points.items():
       tried = {f'{self.prefix}{key(task)}_{name}': point for name, point in points.items()}
-      if len(tried) == 1 or tried.keys() & results.keys():
-        point = tried[best(results, tried) if len(tried) > 1 else next(iter(tried))]
-        config = self.build(task, point, 'final')
-        found |= {f'{self.prefix}{key(task)}_seed{seed}': dataclasses.replace(config, seed=seed)
-                  for seed in range(seeds)}
-    return found
+      if len(tried) == 1:
+        [point] = tried.values()
+      elif tried.keys() & results.keys():
+        point = tried[best(results, tried)]
+      else:
+        continue
+      config = self.build(task, point, 'final')
+      runs |= {f'{self.prefix}{key(task)}_seed{seed}': dataclasses.replace(config, seed=seed) for seed in range(seeds)}
+    return runs
+
+
+def percent(share: float | None) -> float | None:
+  """Returns a share in percent, with two decimals; None stays."""
+  return None if share is None else round(100 * share, 2)
+
+
+def few_shot(metrics: Mapping[str, float]) -> float | None:
+  """Returns the first few-shot accuracy among metrics such as `fewshot/5shot`; None if there is none."""
+  return next((value for name, value in metrics.items() if re.fullmatch('fewshot/.*shot', name)), None)
 
 
 def key(task: str) -> str:

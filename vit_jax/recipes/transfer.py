@@ -40,8 +40,8 @@ def candidates(name: str, dataset: str) -> dict[str, Point | None]:
 
   The value None means BiT-HyperRule, which has a point of its own.
   """
-  found: dict[str, Point | None] = {point.name: point for point in finetune.grid(dataset, 'vit')}
-  return {**found, 'hyperrule': None} if name.startswith('BiT-') else found
+  points: dict[str, Point | None] = {point.name: point for point in finetune.grid(dataset, 'vit')}
+  return {**points, 'hyperrule': None} if name.startswith('BiT-') else points
 
 
 def build(name: str, dataset: str, *, phase: str, point: Point | None, px: int, real: str) -> s.Config:
@@ -70,11 +70,11 @@ def build(name: str, dataset: str, *, phase: str, point: Point | None, px: int, 
 def grid(name: str, datasets: Sequence[str], *, px: int, real: str, prefix: str = '',
          init_from: str = '') -> studies.Grid:
   """Returns what is tried for a network on some datasets; with `init_from` '', the setting of the run stays."""
-  def one(dataset: str, point: Point | None, phase: str) -> s.Config:
+  def build_run(dataset: str, point: Point | None, phase: str) -> s.Config:
     config = build(name, dataset, phase=phase, point=point, px=px, real=real)
     return dataclasses.replace(config, init_from=init_from or config.init_from)
 
-  return studies.Grid(one, {dataset: candidates(name, dataset) for dataset in datasets}, prefix)
+  return studies.Grid(build_run, {dataset: candidates(name, dataset) for dataset in datasets}, prefix)
 
 
 def stages(pretrained: Mapping[str, str], datasets: Sequence[str], *, px: int, real: str,
@@ -93,10 +93,11 @@ def stages(pretrained: Mapping[str, str], datasets: Sequence[str], *, px: int, r
             for run, model in pretrained.items() if run in results]
 
   def tune(results: s.Results) -> dict[str, s.Config]:
-    return {name: config for one in grids(results) for name, config in one.tunings().items()}
+    return {name: config for of_network in grids(results) for name, config in of_network.tunings().items()}
 
   def final(results: s.Results) -> dict[str, s.Config]:
-    return {name: config for one in grids(results) for name, config in one.finals(results, seeds).items()}
+    return {name: config for of_network in grids(results)
+            for name, config in of_network.finals(results, seeds).items()}
 
   return tune, final
 
@@ -105,38 +106,40 @@ def rows(results: s.Results, name: str, datasets: Sequence[str], tasks: Sequence
   """Returns Table 2: our accuracies, how they came about, and the published columns."""
   ours: dict[str, list[float]] = {REAL: real_scores(results)}
   ours |= {ROWS[dataset]: list(studies.scores(results, dataset).values()) for dataset in datasets}
-  ours[VTAB], num_tasks = vtab.mean(
-      {run.removeprefix(VTAB_PREFIX): one for run, one in results.items() if run.startswith(VTAB_PREFIX)}, tasks)
+  vtab_results = {run.removeprefix(VTAB_PREFIX): result for run, result in results.items()
+                  if run.startswith(VTAB_PREFIX)}
+  ours[VTAB], num_tasks = vtab.mean(vtab_results, tasks)
   notes = {VTAB: f'{num_tasks} of {len(vtab.TASKS)} tasks' if num_tasks else '', COST: 'of pre-training'}
-  found: list[s.Row] = []
+  rows: list[s.Row] = []
   for label, cells in published.CELLS.items():
     values = ours.get(label, [])
-    found.append({
+    rows.append({
         'set': label, f'{name} here': vtab.spread_text(values), 'runs': len(values),
-        'status': HERE if values else PUBLISHED,
-        'note': notes.get(label, ''),
+        'status': HERE if values else PUBLISHED, 'note': notes.get(label, ''),
         **dict(zip(published.COLUMNS, map(str, cells), strict=True)), **_table_5(name, label)})
-  return found
+  return rows
 
 
 def _table_5(name: str, label: str) -> s.Row:
   """Returns what Table 5 has of a network and set, one column for each set that it was pre-trained on."""
-  found: s.Row = {}
-  for one, models in published.TABLE_5.items():
+  columns: s.Row = {}
+  for pretraining_set, models in published.TABLE_5.items():
     if name in models:
       values = dict(zip(published.TRANSFER_SETS, models[name], strict=True))
-      found[f'ViT-{name} {one}, Table 5'] = f'{values[label]:.2f}' if label in values else '–'
-  return found
+      columns[f'ViT-{name} {pretraining_set}, Table 5'] = f'{values[label]:.2f}' if label in values else '–'
+  return columns
 
 
 def real_scores(results: s.Results, *, prefix: str = '') -> list[float]:
   """Returns the ReaL accuracies of the final runs on ImageNet, of the weights that ImageNet is quoted for."""
-  found = []
+  scores = []
   for name, result in results.items():
     if name.startswith(f'{prefix}imagenet2012_seed'):
-      metrics = {metric: value for metric, value in result.metrics.items() if metric.startswith('real/top1')}
-      found += [100 * value for _, value in sorted(metrics.items(), key=lambda item: '@ema' not in item[0])[:1]]
-  return found
+      metrics = [metric for metric in result.metrics if metric.startswith('real/top1')]
+      if metrics:
+        quoted = next((metric for metric in metrics if '@ema' in metric), metrics[0])
+        scores.append(100 * result.metrics[quoted])
+  return scores
 
 
 def accuracies(results: s.Results, datasets: Sequence[str], *, prefix: str = '') -> dict[str, float]:

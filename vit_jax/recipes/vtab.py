@@ -5,7 +5,6 @@ chooses by val200 (AugReg, 2106.10270). Final runs train on train800val200 and a
 """
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
@@ -38,13 +37,14 @@ def rows(results: s.Results, tasks: Sequence[str]) -> list[s.Row]:
 
   Means have the deviation over seeds.
   """
-  found = [_row(task, TASKS[task][0], list(studies.scores(results, task).values())) | _table_9([task])
-           for task in tasks]
+  rows = [_row(task, TASKS[task][0], list(studies.scores(results, task).values())) | _table_9([task])
+          for task in tasks]
   for group in GROUPS:
+    group_size = sum(task_group == group for task_group, _ in TASKS.values())
     if members := [task for task in tasks if TASKS[task][0] == group]:
-      found.append(_mean(results, f'mean of {group}', group, members, of=sum(g == group for g, _ in TASKS.values())))
-  found.append(_mean(results, f'VTAB-{len(TASKS)}', 'all', tasks, of=len(TASKS)))
-  return found
+      rows.append(_mean_row(results, f'mean of {group}', group, members, of=group_size))
+  rows.append(_mean_row(results, f'VTAB-{len(TASKS)}', 'all', tasks, of=len(TASKS)))
+  return rows
 
 
 def mean(results: s.Results, tasks: Sequence[str]) -> tuple[list[float], int]:
@@ -52,23 +52,24 @@ def mean(results: s.Results, tasks: Sequence[str]) -> tuple[list[float], int]:
 
   Only seeds that have every measured task count.
   """
-  known = [one for one in (studies.scores(results, task) for task in tasks) if one]
-  seeds = [seed for seed in known[0] if all(seed in one for one in known)] if known else []
-  return [statistics.fmean(one[seed] for one in known) for seed in seeds], len(known)
+  scores_by_task = [scores for task in tasks if (scores := studies.scores(results, task))]
+  seeds = scores_by_task[0].keys() if scores_by_task else ()
+  seeds_of_all = [seed for seed in seeds if all(seed in scores for scores in scores_by_task)]
+  return [statistics.fmean(scores[seed] for scores in scores_by_task) for seed in seeds_of_all], len(scores_by_task)
 
 
-def _mean(results: s.Results, name: str, group: str, tasks: Sequence[str], *, of: int) -> s.Row:
-  values, num = mean(results, tasks)
-  row = _row(name, group, values)
+def _mean_row(results: s.Results, name: str, group: str, tasks: Sequence[str], *, of: int) -> s.Row:
+  """Returns the row of the mean over tasks, which are some of a group of `of` tasks."""
+  values, num_measured = mean(results, tasks)
   measured = [task for task in tasks if studies.scores(results, task)]
-  return {**row, 'tasks': f'{num} of {of}', **_table_9(measured or tasks)}
+  return {**_row(name, group, values), 'tasks': f'{num_measured} of {of}', **_table_9(measured or tasks)}
 
 
 def _table_9(tasks: Sequence[str]) -> s.Row:
   """Returns the mean over some tasks of each column of the ViT paper's Table 9."""
-  means = [round(statistics.fmean(column), 2) for column in zip(*(published.TABLE_9[task] for task in tasks),
-                                                                strict=True)]
-  return {f'{name}, Table 9': value for name, value in zip(published.TABLE_9_COLUMNS, means, strict=True)}
+  columns = zip(*(published.TABLE_9[task] for task in tasks), strict=True)
+  return {f'{name}, Table 9': round(statistics.fmean(column), 2)
+          for name, column in zip(published.TABLE_9_COLUMNS, columns, strict=True)}
 
 
 def _row(name: str, group: str, values: Sequence[float]) -> s.Row:
@@ -81,5 +82,5 @@ def spread_text(values: Sequence[float]) -> str:
   """Formats mean and deviation for a table: `88.55 ± 0.04`; `–` for none."""
   if not values:
     return '–'
-  std = statistics.stdev(values) if len(values) > 1 else math.nan
-  return f'{statistics.fmean(values):.2f}' + ('' if math.isnan(std) else f' ± {std:.2f}')
+  deviation = f' ± {statistics.stdev(values):.2f}' if len(values) > 1 else ''
+  return f'{statistics.fmean(values):.2f}{deviation}'

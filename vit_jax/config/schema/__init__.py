@@ -26,5 +26,4 @@ from vit_jax.config.schema.ranges import duration as duration
 from vit_jax.config.schema.ranges import ranged as ranged
 from vit_jax.config.schema.recipe import *  # noqa: F403
 from vit_jax.config.schema.run import *  # noqa: F403
-from vit_jax.config.schema.study import *  # noqa: F403
 from vit_jax.config.schema.vit import *  # noqa: F403

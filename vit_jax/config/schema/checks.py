@@ -5,7 +5,7 @@ import functools
 import inspect
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from vit_jax.core import globs
 from vit_jax.core.errors import UserError
@@ -18,12 +18,23 @@ class UnknownSetting(UserError):
   """A name that a settings dataclass does not have."""
 
 
-class Settings:
-  """Base of all parts of a config, which are dataclasses.
+class NoEffect(NamedTuple):
+  """Settings of a part that have no effect where another setting of the part has certain values.
 
-  `implementation` names the code of a part that may be of several kinds, as `module:name` (`core/implementation.py`).
+  They must then have their defaults. `NoEffect('ema', (0.,), ('ema_warmup',))` of the part `train` gives the message
+  `train.ema_warmup: expected its default ratio with train.ema=0, got power. It has no effect there.`
   """
-  implementation: ClassVar[str]
+  setting: str             # such as `ema`
+  values: tuple[Any, ...]  # where it has one of these values
+  others: tuple[str, ...] = ()  # have no effect; () = all settings: the part is off, and not checked any further
+  note: str = ''    # follows the value in the message, such as `, which takes all`
+  advice: str = ''  # a further sentence of the message: what to do, if not to remove the setting
+
+
+class Settings:
+  """Base of all parts of a config, which are dataclasses."""
+  implementation: ClassVar[str]  # code of a part that may be of several kinds: `module:name` (core/implementation.py)
+  without_effect: ClassVar[tuple[NoEffect, ...]] = ()  # a class has the entries of its base classes, too
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
     super().__init_subclass__(**kwargs)
@@ -40,7 +51,7 @@ class Settings:
     super().__setattr__(name, value)
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    """Yields a message for each combination of settings that cannot work or has no effect.
+    """Yields a message for each combination of settings that cannot work, or has no effect and is no `NoEffect`.
 
     Args:
       config: the complete run, in which every single setting has a valid value (`ranges.py`).
@@ -88,9 +99,18 @@ def shown(value: Any) -> str:
   return text if len(text) <= 80 else f'{text[:60]}… ({len(text):,} characters)'
 
 
-def switched_off(part: Any, name: str, condition: str) -> Iterator[str]:
-  """Yields problems of settings of a part that differ from their defaults while it is switched off."""
-  return no_effect(part, name, [field.name for field in dataclasses.fields(part)], condition)
+def combinations(part: Any, config: Run, name: str) -> Iterator[str]:
+  """Yields problems of settings that do not go together: those of `without_effect`, and those of `problems`."""
+  for kind in reversed(type(part).__mro__):
+    for entry in vars(kind).get('without_effect', ()):
+      value = getattr(part, entry.setting)
+      if value in entry.values:
+        text = f'{value:g}' if isinstance(value, float) else shown(value)
+        yield from no_effect(part, name, entry.others or names(part.__class__),
+                             f'with {name}.{entry.setting}={text}{entry.note}', entry.advice)
+        if not entry.others:
+          return
+  yield from part.problems(config, name)
 
 
 def no_effect(part: Any, name: str, settings: Collection[str], condition: str, advice: str = '') -> Iterator[str]:
@@ -134,6 +154,18 @@ def default_of(field: dataclasses.Field[Any], *, missing: Any = '') -> Any:
   return missing if field.default is dataclasses.MISSING else field.default
 
 
+def true_ones(is_true: Mapping[str, bool]) -> list[str]:
+  """Returns the keys whose value is true."""
+  return [key for key, value in is_true.items() if value]
+
+
+def must_be_off(config: Run, settings: Iterable[str], where: str, advice: str = '') -> Iterator[str]:
+  """Yields a problem for each of several settings, by dotted names, that is neither 0 nor ''."""
+  for name in settings:
+    if value := functools.reduce(getattr, name.split('.'), config):
+      yield problem(name, f"'' {where}" if isinstance(value, str) else f'0 {where}', value, advice)
+
+
 def at_most(name: str, value: float, most: float, what: str) -> Iterator[str]:
   """Yields a problem if a number is larger than another setting allows; `what` names that one."""
   if value > most:
@@ -172,7 +204,7 @@ def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
   Raises:
     UserError: lists every word that is unknown or given twice, and the known ones; or says what replaced `mesh`.
   """
-  found: dict[str, str] = {}
+  values: dict[str, str] = {}
   problems = []
   for word in filter(None, (part.strip() for part in text.split(','))):
     key, equals, value = word.partition('=')
@@ -187,16 +219,16 @@ def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
     elif any(kinds[key]) and value not in kinds[key]:
       problems.append(f'  {key}: expected one of {", ".join(filter(None, kinds[key]))}, got {value!r}.'
                       f'{globs.nearest(value, kinds[key])}')
-    elif key in found:
-      problems.append(f'  {key}: expected one value, got {found[key]} and {value}')
+    elif key in values:
+      problems.append(f'  {key}: expected one value, got {values[key]} and {value}')
     else:
-      found[key] = value
+      values[key] = value
   if problems and not kinds:
     raise UserError(f'arguments: expected none after the colon, as this config takes none, got {text!r}. '
                     'Remove the colon and what follows it.')
   if problems:
-    known = [f'  {kind}=' + (f'{" | ".join(filter(None, values))}' if any(values) else '...')
-             for kind, values in kinds.items()]
-    raise UserError('\n'.join([f'arguments: expected known ones, each once, got {text!r}.', *problems, 'Known:',
-                               *known]))
-  return {kind: found.get(kind, values[0] if values else '') for kind, values in kinds.items()}
+    lines = [f'arguments: expected known ones, each once, got {text!r}.', *problems, 'Known:']
+    for kind, known in kinds.items():
+      lines.append(f'  {kind}=' + (' | '.join(filter(None, known)) or '...'))
+    raise UserError('\n'.join(lines))
+  return {kind: values.get(kind, known[0] if known else '') for kind, known in kinds.items()}

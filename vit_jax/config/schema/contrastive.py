@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks
-from vit_jax.config.schema.checks import no_effect, problem
+from vit_jax.config.schema.checks import NoEffect, problem
 from vit_jax.config.schema.evals import TextRule
 from vit_jax.config.schema.objective_base import ObjectiveSettings
 from vit_jax.config.schema.ranges import ANY, COUNT, COUNT_OR_0, POSITIVE, Range, ranged
@@ -79,6 +79,7 @@ class Text(checks.Settings):
   causal: bool = False                         # a token attends only to itself and to those before it (CLIP)
   sinusoidal: bool = False                     # fixed positions, and embeddings times sqrt(width) (TIPS)
   projection: TextProjection = TextProjection.BIAS
+  without_effect = (NoEffect('tokens', (Tokens.BYTES,), ('tokenizer',), ', which has no file'),)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from checks.multiple(f'{name}.width', self.width, self.heads, f'{name}.heads={self.heads}')
@@ -86,7 +87,6 @@ class Text(checks.Settings):
       return
     if self.vocabulary < BYTE_TOKENS:
       yield problem(f'{name}.vocabulary', f'at least {BYTE_TOKENS} with {name}.tokens=bytes', self.vocabulary)
-    yield from no_effect(self, name, ('tokenizer',), f'with {name}.tokens=bytes, which has no file')
     if self.pool is TextPool.END:
       yield problem(f'{name}.pool', f'last or mean with {name}.tokens=bytes, whose end has not the highest id',
                     self.pool)
@@ -115,16 +115,14 @@ class Contrastive(ObjectiveSettings):
   prompts: str = ''
   names: str = ''                           # of classes, for the prompts; as in ZeroShot
   same_class: bool = False  # an image also matches the texts of the other images of its class; for prompts
+  without_effect = (
+      NoEffect('loss', (PairLoss.SOFTMAX,), ('bias_init',), ', which a bias does not change'),
+      NoEffect('form', (PairForm.MATRIX,), ('chunk',), ', which has no chunks'),
+      NoEffect('prompts', ('',), ('names', 'same_class'), ', which takes captions'))
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
-    if self.loss is PairLoss.SOFTMAX:
-      yield from no_effect(self, name, ('bias_init',), f'with {name}.loss=softmax, which a bias does not change')
-    if self.form is PairForm.MATRIX:
-      yield from no_effect(self, name, ('chunk',), f'with {name}.form=matrix, which has no chunks')
-    if not self.prompts:
-      yield from no_effect(self, name, ('names', 'same_class'), f"with {name}.prompts='', which takes captions")
-    elif '{}' in self.prompts and self.prompts.count('{}') != 1:
+    if '{}' in self.prompts and self.prompts.count('{}') != 1:
       yield problem(f'{name}.prompts', 'one {} for the name of the class', self.prompts)
     if self.same_class and self.form is PairForm.RING:
       yield problem(f'{name}.form', f'auto or matrix with {name}.same_class=true, which compares all classes at once',

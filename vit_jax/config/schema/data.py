@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import field
 
-from vit_jax.config.schema.checks import Run, Settings, no_effect, problem, switched_off
+from vit_jax.config.schema.checks import NoEffect, Run, Settings, must_be_off, no_effect, problem
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, INSIDE, SEED, THREADS, Range, ranged
 from vit_jax.config.schema.recipe import Crop, Recipe
 
@@ -50,11 +50,9 @@ class Pseudo(Settings):
   # Images taken of each class, the most confident ones, repeated where there are too few; 0 = all.
   per_class: int = ranged(0, COUNT_OR_0)
   share: float = ranged(.5, INSIDE)       # of these images in training
+  without_effect = (NoEffect('source', ('',)),)
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    if not self.source:
-      yield from switched_off(self, name, f"with {name}.source=''")
-      return
     for setting, what in (('teacher', 'weights, which label the images'), ('labels', 'a directory for the labels')):
       if not getattr(self, setting):
         yield problem(f'{name}.{setting}', what, '')
@@ -180,10 +178,7 @@ class Data(Settings):
       yield problem(f'{name}.recipe.{setting}', f'{off.get(setting, "False")} {only}', value)
     if self.decode is Decode.CROP:
       yield problem(f'{name}.decode', f'auto or full {only}', self.decode)
-    if self.pseudo.source:
-      yield problem(f'{name}.pseudo.source', f"'' {only}", self.pseudo.source)
-    if config.trackers.images:
-      yield problem('trackers.images', f'0 {only}', config.trackers.images)
+    yield from must_be_off(config, (f'{name}.pseudo.source', 'trackers.images'), only)
     if (objective := type(config.objective).__name__) != 'Supervised':
       yield problem('objective', f'Supervised {only}', objective)
     for key, one in config.evals.items():

@@ -8,7 +8,7 @@ from typing import ClassVar
 from vit_jax.config.schema import checks
 from vit_jax.config.schema import objective_base as base
 from vit_jax.config.schema import ranges as r
-from vit_jax.config.schema.checks import no_effect, problem
+from vit_jax.config.schema.checks import NoEffect, problem
 from vit_jax.config.schema.objective_base import FeatureTeacher, ObjectiveSettings, num_patches
 from vit_jax.config.schema.optim import Curve, Ramp
 from vit_jax.config.schema.ranges import Range, duration, ranged
@@ -59,13 +59,12 @@ class Dino(ObjectiveSettings):
   centering: Centering = Centering.MEAN
   center_momentum: float = ranged(.9, r.BELOW_1)  # of the EMA of the center
   collapse: Collapse = field(default_factory=Collapse)
+  without_effect = (NoEffect('centering', (Centering.SINKHORN, Centering.NONE), ('center_momentum',)),)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
     yield from base.ramp_problems(f'{name}.teacher_temperature', self.teacher_temperature, Range(1e-6))
     yield from base.ramp_problems(f'{name}.momentum', self.momentum, r.SHARE)
-    if self.centering is not Centering.MEAN:
-      yield from no_effect(self, name, ['center_momentum'], f'with {name}.centering={self.centering.value}')
     if self.centering is Centering.SINKHORN and config.train.accumulate > 1:
       yield problem('train.accumulate', f'1 with {name}.centering=sinkhorn, which needs the complete batch',
                     config.train.accumulate, f'Set it to 1, or {name}.centering=mean.')
@@ -89,6 +88,7 @@ class Dinov2(Dino):
   mask_ratio: tuple[float, float] = ranged((.1, .5), r.UP_TO_1)  # range of the share of patches that such a crop loses
   # Consecutive images of the batch that share the shares above, and among which KoLeo looks for the nearest one.
   group: int = ranged(64, Range(2, 1_000_000))
+  without_effect = (NoEffect('patch_out_dim', (0,), ('patch_bottleneck_dim',)),)
 
   @property
   def least_rows(self) -> int:
@@ -102,8 +102,6 @@ class Dinov2(Dino):
       yield problem(f'{name}.mask_ratio', f'an end of at least one of {num} patches', self.mask_ratio)
     if int(2 * self.group * self.mask_share) < 1:
       yield problem(f'{name}.mask_share', f'at least one of 2 x {name}.group={self.group} crops', self.mask_share)
-    if not self.patch_out_dim:
-      yield from no_effect(self, name, ['patch_bottleneck_dim'], f'with {name}.patch_out_dim=0')
     if config.train.accumulate > 1 and self.centering is not Centering.SINKHORN:
       yield problem('train.accumulate', '1 for objective Dinov2, whose groups and masks need the complete batch',
                     config.train.accumulate)
@@ -124,9 +122,7 @@ class Dinov2Distill(Dinov2):
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
-    yield from base.teacher_problems(config, f'{name}.teacher', self.teacher,
-                                patches='for objective Dinov2Distill')
-    yield from base.size_problems(config, f'{name}.teacher', self.teacher)
+    yield from base.teacher_problems(config, f'{name}.teacher', self.teacher, patches='for objective Dinov2Distill')
 
 
 @dataclasses.dataclass
@@ -143,12 +139,8 @@ class Gram(checks.Settings):
   step: str = duration('0 steps')       # of this run; at 0 steps it has the weights of `init_from`
   refresh: str = duration('', off=True, zero=False)  # so often after `start` it becomes the teacher of then; '' = never
   refreshes: int = ranged(3, r.COUNT)   # times that this happens at most
-
-  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    if not self.weights:
-      yield from no_effect(self, name, ['view'], f"with {name}.weights=''", f'Set {name}.weights, or leave it out.')
-    if not self.refresh:
-      yield from no_effect(self, name, ['refreshes'], f"with {name}.refresh=''")
+  without_effect = (NoEffect('weights', ('',), ('view',), advice='Set objective.gram.weights, or leave it out.'),
+                    NoEffect('refresh', ('',), ('refreshes',)))
 
 
 @dataclasses.dataclass

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import ranges as r
-from vit_jax.config.schema.checks import Run, Settings, no_effect, problem
+from vit_jax.config.schema.checks import NoEffect, Run, Settings, problem
 from vit_jax.config.schema.model import FeatureLayers
 from vit_jax.config.schema.ranges import Range, duration, ranged
 
@@ -112,12 +112,12 @@ class FewShot(FrozenEvaluation):
   num_seeds: int = ranged(3, r.COUNT)  # draws of examples, whose mean is reported
   l2: float = ranged(1024., r.POSITIVE)  # penalty of the regression
   l2_sweep: tuple[float, ...] = ranged((), r.POSITIVE)  # other values, also chosen among by leave-one-out
+  without_effect = (NoEffect('protocol', (FewShotProtocol.BIG_VISION,), ('features',),
+                             ', which has features of its own'),)
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
     yield from _not_empty(f'{name}.shots', self.shots)
-    if self.protocol is FewShotProtocol.BIG_VISION:
-      yield from no_effect(self, name, ('features',), f'with {name}.protocol=big_vision, which has features of its own')
 
 
 @dataclasses.dataclass
@@ -160,11 +160,7 @@ class Retrieval(FrozenEvaluation):
   """Recall@1, @5 and @10: the share of images with one of their class among the K nearest by cosine."""
   implementation: ClassVar[str] = 'vit_jax.evaluate.knn:build_retrieval'
   gallery: Gallery = Gallery.REST  # the images to search
-
-  def problems(self, config: Run, name: str) -> Iterator[str]:
-    yield from super().problems(config, name)
-    if self.gallery is Gallery.REST:
-      yield from no_effect(self, name, ('train_split',), f'with {name}.gallery=rest, which searches one split')
+  without_effect = (NoEffect('gallery', (Gallery.REST,), ('train_split',), ', which searches one split'),)
 
 
 @dataclasses.dataclass
@@ -268,6 +264,9 @@ class Segmentation(FrozenEvaluation):
   first_class: int = ranged(-1, Range(-1, 65_535))  # value of class 0; lower values do not count; -1 = of the source
   num_classes: int = ranged(0, r.COUNT_OR_0)  # 0 = those that the source names
   overlays: int = ranged(0, Range(0, 1000))  # test images that are saved with their masks, true and predicted
+  without_effect = (
+      NoEffect('resize_px', (0,), ('stride_px',), ', where one window is the whole image'),
+      NoEffect('tokens_per_image', (0,), ('token_seed',), ', which takes all'))
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
@@ -275,13 +274,9 @@ class Segmentation(FrozenEvaluation):
       yield problem(f'{name}.features.patches', 'false, as every token is classified', True)
     if not self.l2 and not self.neighbors:
       yield problem(f'{name}.neighbors', f'at least one number with {name}.l2=()', self.neighbors)
-    if not self.resize_px:
-      yield from no_effect(self, name, ('stride_px',), f'with {name}.resize_px=0, where one window is the whole image')
-    elif self.resize_px < min(config.image_px) or self.stride_px > min(config.image_px):
+    if self.resize_px and (self.resize_px < min(config.image_px) or self.stride_px > min(config.image_px)):
       yield problem(f'{name}.resize_px', f'at least image_px={config.image_px}, the window, and a stride_px of at most '
                     'that', (self.resize_px, self.stride_px))
-    if not self.tokens_per_image:
-      yield from no_effect(self, name, ('token_seed',), f'with {name}.tokens_per_image=0, which takes all')
 
 
 Eval = (TopK | Real | FewShot | Knn | Retrieval | Logistic | Probe | Segmentation | ZeroShot | CaptionRetrieval

@@ -6,6 +6,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks, layers
+from vit_jax.config.schema.checks import NoEffect
 from vit_jax.config.schema.layers import DType, Gelu, Kernels, Remat, residual_units, untiled
 from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 from vit_jax.config.schema.vit import ViT
@@ -128,13 +129,12 @@ class Head(checks.Settings):
   probe: bool = False                      # a linear probe: the backbone only evaluates, and no gradient reaches it
   features: FeatureLayers = field(default_factory=FeatureLayers)    # of a probe: what it sees
   batch_norm: bool = False                 # of a probe: of what it sees, without scale and bias (MAE)
+  without_effect = (NoEffect('bias', (False,), ('bias_init',)),)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    if not self.bias:
-      yield from checks.no_effect(self, name, ['bias_init'], f'with {name}.bias=False')
     if not self.probe:
       yield from checks.no_effect(self, name, ('features', 'batch_norm'), f'with {name}.probe=false',
-                           f'Set {name}.probe=true.')
+                                  f'Set {name}.probe=true.')
       return
     if not any(rule.frozen_until == '100 %' and re.fullmatch(rule.paths, 'backbone/norm/scale')
                for rule in config.optimizer.rules):
@@ -164,6 +164,7 @@ class Lora(checks.Settings):
   targets: str = EVERY
   dora: bool = False    # DoRA (arXiv 2402.09353): the norm of each output's weights is a parameter of its own
   rslora: bool = False  # rsLoRA (arXiv 2312.03732): scale is alpha / sqrt(rank)
+  without_effect = (NoEffect('rank', (0,)),)
 
   @property
   def scale(self) -> float:
@@ -180,9 +181,6 @@ class Lora(checks.Settings):
     return tuple(self.targets.split(','))
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    if not self.rank:
-      yield from checks.switched_off(self, name, f'with {name}.rank=0')
-      return
     if wrong := list(checks.patterns(f'{name}.targets', self.ends)):
       yield from wrong
       return

@@ -8,7 +8,7 @@ from typing import ClassVar
 from vit_jax.config.schema import checks
 from vit_jax.config.schema import objective_base as base
 from vit_jax.config.schema import ranges as r
-from vit_jax.config.schema.checks import no_effect, problem
+from vit_jax.config.schema.checks import NoEffect, problem
 from vit_jax.config.schema.contrastive import Contrastive
 from vit_jax.config.schema.dino import Collapse, Dino, Dinov2, Dinov2Distill, Dinov3
 from vit_jax.config.schema.model import Head, Model
@@ -63,13 +63,13 @@ def _subset_problems(m: Model, kind: str) -> Iterator[str]:
   """Yields problems of a model that cannot encode a subset of the patches."""
   if not isinstance(m, ViT):
     return
-  unsupported = {
+  unsupported = checks.true_ones({
       'positions=relative': isinstance(m.positions, Relative), f'block={checks.kind(m.block)}': m.block.needs_grid,
       'positions.at=layers': m.positions.at is PositionsAt.LAYERS, 'pool=map': isinstance(m.pool, Map),
       'pool.class_token=true': isinstance(m.pool, Mean) and m.pool.class_token,
       'last_norm=pooled': m.last_norm is LastNorm.POOLED, 'pool.distillation=true': m.pool.distillation,
-      f'stem={type(m.stem).__name__}': not isinstance(m.stem, PatchStem)}
-  for setting in (setting for setting, is_set in unsupported.items() if is_set):
+      f'stem={type(m.stem).__name__}': not isinstance(m.stem, PatchStem)})
+  for setting in unsupported:
     yield f'model: expected one that encodes a subset of the patches, for objective {kind}, got model.{setting}.'
 
 
@@ -147,8 +147,8 @@ class Byol(ObjectiveSettings):
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
     yield from base.ramp_problems(f'{name}.momentum', self.momentum, r.SHARE)
-    if num := config.data.recipe.views.num_local:
-      yield problem('data.recipe.views.num_local', '0 for objective Byol, which compares two global crops', num)
+    yield from checks.must_be_off(config, ('data.recipe.views.num_local',),
+                                  'for objective Byol, which compares two global crops')
 
 
 @dataclasses.dataclass
@@ -237,20 +237,19 @@ class TokenLabel(ObjectiveSettings):
   class_target: ClassTarget = ClassTarget.MAP
   top: int = ranged(5, r.COUNT)                        # classes a position in the maps
   map_grid: tuple[int, int] = ranged((18, 18), r.COUNT)  # positions of the maps
+  without_effect = (NoEffect('mix_token', (False,), ('mix_group',)),)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
     rows = config.batch_size // config.train.microbatches
-    for setting in ('mixup', 'cutmix', 'rotate_degrees', 'scale', 'shear'):
-      if (value := getattr(config.data.recipe, setting)) > 0:
-        yield problem(f'data.recipe.{setting}', '0 for objective TokenLabel, as label maps follow only crops, flips '
-                      'and shifts', value, f'To mix images, set {name}.mix_token.')
+    yield from checks.must_be_off(
+        config, [f'data.recipe.{setting}' for setting in ('mixup', 'cutmix', 'rotate_degrees', 'scale', 'shear')],
+        'for objective TokenLabel, as label maps follow only crops, flips and shifts',
+        f'To mix images, set {name}.mix_token.')
     if self.mix_token:
       yield from checks.multiple('batch_size / train.accumulate', rows, 2,
                                  f'2 with {name}.mix_token=true, which mixes pairs')
       yield from group_problems(f'{name}.mix_group', self.mix_group, rows, 'batch_size / train.accumulate')
-    else:
-      yield from checks.no_effect(self, name, ('mix_group',), f'with {name}.mix_token=False')
 
 
 class DistillType(enum.Enum):
@@ -285,14 +284,10 @@ class Distill(ObjectiveSettings):
   temperature: float = ranged(1., r.POSITIVE)   # of soft teaching
   soft_mean: SoftMean = SoftMean.PAPER          # of soft teaching
   label_smoothing: float = ranged(0., r.BELOW_1)  # of the labels' part
-
-  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    yield from super().problems(config, name)
-    if self.distill_type is DistillType.HARD:
-      yield from no_effect(self, name, ('temperature', 'soft_mean'), f'with {name}.distill_type=hard',
-                           f'Remove it, or set {name}.distill_type=soft.')
-    if self.weight == 1:
-      yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
+  without_effect = (
+      NoEffect('distill_type', (DistillType.HARD,), ('temperature', 'soft_mean'),
+               advice='Remove it, or set objective.distill_type=soft.'),
+      NoEffect('weight', (1.,), ('label_smoothing',), ', which leaves the labels out'))
 
 
 class FeatureDistance(enum.Enum):
@@ -315,9 +310,8 @@ class FeatureDistill(ObjectiveSettings):
     yield from super().problems(config, name)
     if not self.pooled_weight and not self.patch_weight:
       yield problem(f'{name}.pooled_weight', f'more than 0 with {name}.patch_weight=0', 0)
-    yield from base.teacher_problems(config, f'{name}.teacher', self.teacher,
-                                patches=f'with {name}.patch_weight={self.patch_weight}' if self.patch_weight else '')
-    yield from base.size_problems(config, f'{name}.teacher', self.teacher)
+    patches = f'with {name}.patch_weight={self.patch_weight}' if self.patch_weight else ''
+    yield from base.teacher_problems(config, f'{name}.teacher', self.teacher, patches=patches)
 
 
 Objective = (Supervised | Mae | MaskedPatch | Dino | Dinov2 | Dinov2Distill | Dinov3 | Byol | LeJepa | IJepa

@@ -56,11 +56,7 @@ class ObjectiveSettings(checks.Settings):
         yield f'evals.{key}: expected an evaluation of features {where}, got {type(evaluation).__name__}.'
     if config.head != Head():
       yield f'head: expected the default {where}, got other settings. Remove them.'
-    for setting in ('mixup', 'cutmix'):
-      if value := getattr(config.data.recipe, setting):
-        yield problem(f'data.recipe.{setting}', f'0 {where}', value)
-    if config.data.max_labels:
-      yield problem('data.max_labels', f'0 {where}', config.data.max_labels)
+    yield from checks.must_be_off(config, ('data.recipe.mixup', 'data.recipe.cutmix', 'data.max_labels'), where)
 
 
 def num_patches(config: checks.Run) -> int:
@@ -109,7 +105,7 @@ class FeatureTeacher(checks.Settings):
 
 
 def teacher_problems(config: checks.Run, name: str, teacher: FeatureTeacher, *, patches: str) -> Iterator[str]:
-  """Yields problems of the images that a teacher sees, and of networks whose patches are compared.
+  """Yields problems of the images that a teacher sees, of their size, and of networks whose patches are compared.
 
   `patches` says where they are, such as `with objective.patch_weight=1.0`; '' = nowhere.
   """
@@ -121,10 +117,6 @@ def teacher_problems(config: checks.Run, name: str, teacher: FeatureTeacher, *, 
   for setting, model in (('model', config.model), (f'{name}.model', teacher.model)) if patches else ():
     if not isinstance(model, ViT):
       yield f'{setting}: expected a ViT {patches}, got {type(model).__name__}.'
-
-
-def size_problems(config: checks.Run, name: str, teacher: FeatureTeacher) -> Iterator[str]:
-  """Yields problems of a size of images that the patches of the teacher do not divide."""
   patch = getattr(teacher.model, 'patch', 1)
   is_known = teacher.model != ViT()  # before the weights are read it has the default
   for side in teacher.image_px(config.image_px) if is_known else ():

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from vit_jax.config import durations
 from vit_jax.config.schema import ranges as r
-from vit_jax.config.schema.checks import Run, Settings, no_effect, patterns, problem
+from vit_jax.config.schema.checks import NoEffect, Run, Settings, no_effect, patterns, problem
 from vit_jax.config.schema.layers import DType
 from vit_jax.config.schema.ranges import duration, ranged
 
@@ -25,17 +25,18 @@ class Decay(enum.Enum):
   EXPONENTIAL = 'exponential'  # times `drop` after every `every`, counted from the start of the run (EfficientNet)
   CONSTANT = 'constant'  # with a cooldown: warm-up, stable, decay (WSD)
 
-  @property
-  def reaches_end_lr(self) -> bool:
-    """Whether the learning rate falls to `end_lr` without a cooldown."""
-    return self in (Decay.COSINE, Decay.LINEAR)
-
 
 class Warmup(enum.Enum):
   """How far a warm-up of w updates has come at update s (from 0), by the program that a recipe is from."""
   MOVING = 'moving'        # (s + 1) / (w + 1): the first update moves, and the peak is reached after the last
   FROM_ZERO = 'from_zero'  # s / w: big_vision, vision_transformer, BiT, MAE, Noisy Student; with stairs timm
   LINSPACE = 'linspace'    # s / (w - 1), the last update at the peak: DINO
+
+
+_READERS = {
+    'decay_from_start': (Decay.COSINE, Decay.LINEAR), 'milestones': (Decay.STEPS,), 'timescale': (Decay.RSQRT,),
+    'gamma': (Decay.STEPS, Decay.EXPONENTIAL), 'every': (Decay.EXPONENTIAL,)}
+"""The decays that read a setting of `Schedule`, by its name."""
 
 
 @dataclasses.dataclass
@@ -57,26 +58,22 @@ class Schedule(Settings):
   milestones: tuple[str, ...] = duration(())                  # of steps: moments, from the start of the run
   gamma: float = ranged(.1, r.UP_TO_1)                    # of steps and exponential: factor at each
   every: str = duration('2.4 epochs', zero=False)        # of exponential
+  without_effect = (
+      *(NoEffect('decay', tuple(decay for decay in Decay if decay not in decays), (setting,),
+                 advice=f'It is a setting of decay={" and ".join(decay.value for decay in decays)}.')
+        for setting, decays in _READERS.items()),
+      NoEffect('decay', (Decay.COSINE, Decay.LINEAR), ('cooldown',), ', which reaches end_lr by itself'),
+      NoEffect('decay', (Decay.RSQRT, Decay.STEPS, Decay.EXPONENTIAL, Decay.CONSTANT), ('hold',),
+               advice='Set cooldown instead.'))
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    decay, given = self.decay, f'with {name}.decay={self.decay.value}'
+    given = f'with {name}.decay={self.decay.value}'
     if not durations.parse(self.warmup).value:
       yield from no_effect(self, name, ('warmup_form', 'warmup_lr', 'decay_from_start'), f'with {name}.warmup=0 steps')
-    if not decay.reaches_end_lr:
-      yield from no_effect(self, name, ('decay_from_start',), given, 'It is a setting of decay=cosine and linear.')
-    if decay.reaches_end_lr:
-      yield from no_effect(self, name, ('cooldown',), f'{given}, which reaches end_lr by itself')
-    else:
-      yield from no_effect(self, name, ('hold',), given, 'Set cooldown instead.')
-      if not self.cooldown:
-        yield from no_effect(self, name, ('end_lr',), f'{given} and no cooldown')
-    if decay is Decay.STEPS and not self.milestones:
+    if self.decay not in (Decay.COSINE, Decay.LINEAR) and not self.cooldown:
+      yield from no_effect(self, name, ('end_lr',), f'{given} and no cooldown')
+    if self.decay is Decay.STEPS and not self.milestones:
       yield problem(f'{name}.milestones', f'at least one {given}', ())
-    for settings, decays in ((('milestones',), (Decay.STEPS,)), (('timescale',), (Decay.RSQRT,)),
-                             (('gamma',), (Decay.STEPS, Decay.EXPONENTIAL)), (('every',), (Decay.EXPONENTIAL,))):
-      if decay not in decays:
-        yield from no_effect(self, name, settings, given,
-                             f'It is a setting of decay={" and ".join(one.value for one in decays)}.')
 
 
 class Curve(enum.Enum):
@@ -142,6 +139,8 @@ class Optimizer(Settings):
   # from 0 is i + 1, and the rest depth + 1 (MAE).
   layer_decay: float = ranged(1., r.UP_TO_1)
   rules: tuple[PathRule, ...] = ()  # exceptions for some parameters, the first that matches
+  without_effect: ClassVar[tuple[NoEffect, ...]] = (
+      NoEffect('clip_norm', (0.,), ('clip_parts',)), NoEffect('weight_decay', (0.,), ('weight_decay_ramp',)))
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     clips = {clip: value for clip in ('clip_norm', 'clip_tensor', 'clip_adaptive') if (value := getattr(self, clip))}
@@ -154,13 +153,9 @@ class Optimizer(Settings):
     if self.layer_decay != 1 and not hasattr(config.model, 'depth'):
       yield problem(f'{name}.layer_decay', f'1 for {type(config.model).__name__}, which has no blocks to count',
                     self.layer_decay)
-    if not self.clip_norm:
-      yield from no_effect(self, name, ('clip_parts',), f'with {name}.clip_norm=0')
     for mask in ('weight_decay_mask', 'trust_ratio_mask', 'clip_parts'):
       yield from patterns(f'{name}.{mask}', getattr(self, mask, ()))
-    if not self.weight_decay:
-      yield from no_effect(self, name, ('weight_decay_ramp',), f'with {name}.weight_decay=0')
-    elif not self.weight_decay_mask:
+    if self.weight_decay and not self.weight_decay_mask:
       yield problem(f'{name}.weight_decay_mask', f'a pattern with {name}.weight_decay={self.weight_decay}', ())
     by = getattr(self, 'decay_by', None)
     if by is DecayBy.GRADIENT and not isinstance(self, Sgd):
@@ -171,24 +166,20 @@ class Optimizer(Settings):
 
 
 @dataclasses.dataclass
-class AdamW(Optimizer):
-  """Adam with decoupled weight decay: each step takes off `lr * weight_decay * parameter`."""
-  implementation: ClassVar[str] = 'vit_jax.optim.adam:adamw'
-  b1: float = ranged(.9, r.BELOW_1)  # decay of the first moment
-  b2: float = ranged(.999, r.BELOW_1)  # decay of the second moment
-  eps: float = ranged(1e-8, r.POSITIVE)  # added to the root of the second moment
-  mu_dtype: DType = DType.F32  # first moment as it is kept; computed in f32
-  decay_by: DecayBy = DecayBy.LR
-
-
-@dataclasses.dataclass
 class Adam(Optimizer):
   """Adam with coupled decay: `weight_decay * parameter` is added to the gradient, before the moments."""
   implementation: ClassVar[str] = 'vit_jax.optim.adam:adam'
   b1: float = ranged(.9, r.BELOW_1)  # decay of the first moment
   b2: float = ranged(.999, r.BELOW_1)  # decay of the second moment
   eps: float = ranged(1e-8, r.POSITIVE)  # added to the root of the second moment
-  mu_dtype: DType = DType.F32
+  mu_dtype: DType = DType.F32  # first moment as it is kept; computed in f32
+
+
+@dataclasses.dataclass
+class AdamW(Adam):
+  """Adam with decoupled weight decay: each step takes off `lr * weight_decay * parameter`."""
+  implementation: ClassVar[str] = 'vit_jax.optim.adam:adamw'
+  decay_by: DecayBy = DecayBy.LR
 
 
 @dataclasses.dataclass
@@ -204,20 +195,17 @@ class Adafactor(Optimizer):
 
 
 @dataclasses.dataclass
-class Lamb(Optimizer):
+class Lamb(Adam):
   """LAMB: Adam's update with decay, scaled to the norm of the parameter (arXiv 1904.00962)."""
-  implementation: ClassVar[str] = 'vit_jax.optim.trust:lamb'
-  b1: float = ranged(.9, r.BELOW_1)  # decay of the first moment
-  b2: float = ranged(.999, r.BELOW_1)  # decay of the second moment
+  implementation: ClassVar[str] = 'vit_jax.optim.adam:lamb'
   eps: float = ranged(1e-6, r.POSITIVE)  # added to the root of the second moment
-  mu_dtype: DType = DType.F32
   trust_ratio_mask: tuple[str, ...] = ('.*',)  # patterns of what is scaled; the rest moves as by AdamW
 
 
 @dataclasses.dataclass
 class Lars(Optimizer):
   """LARS: the gradient with decay, scaled to the norm of the parameter, then momentum (arXiv 1708.03888)."""
-  implementation: ClassVar[str] = 'vit_jax.optim.trust:lars'
+  implementation: ClassVar[str] = 'vit_jax.optim.momentum:lars'
   lr: float = ranged(.1, r.NOT_NEGATIVE)  # at the peak of the schedule
   momentum: float = ranged(.9, r.BELOW_1)  # decay of the sum of updates
   trust_coefficient: float = ranged(.001, r.POSITIVE)  # factor of parameter norm over gradient norm
@@ -271,7 +259,7 @@ class Muon(Optimizer):
 @dataclasses.dataclass
 class RMSProp(Optimizer):
   """RMSProp with momentum as TensorFlow 1 has it; weight decay is added to the gradient, as an L2 penalty is."""
-  implementation: ClassVar[str] = 'vit_jax.optim.rmsprop:rmsprop'
+  implementation: ClassVar[str] = 'vit_jax.optim.momentum:rmsprop'
   lr: float = ranged(.016, r.NOT_NEGATIVE)  # at the peak of the schedule
   b2: float = ranged(.9, r.BELOW_1)            # decay of the mean of squares, which begins at `initial_scale`
   initial_scale: float = ranged(1., r.NOT_NEGATIVE)  # mean of squares at the start
@@ -315,12 +303,7 @@ class Sgd(Optimizer):
   momentum: float = ranged(.9, r.BELOW_1)  # decay of the sum of gradients
   mu_dtype: DType = DType.F32
   decay_by: DecayBy = DecayBy.GRADIENT
-
-  def problems(self, config: Run, name: str) -> Iterator[str]:
-    yield from super().problems(config, name)
-    if self.weight_decay == 0:
-      yield from no_effect(self, name, ('decay_by',), f'with {name}.weight_decay=0',
-                           f'Set {name}.weight_decay for it.')
+  without_effect = (NoEffect('weight_decay', (0.,), ('decay_by',), advice='Set optimizer.weight_decay for it.'),)
 
 
 AnyOptimizer = AdamW | Adam | Adafactor | Lamb | Lars | Lion | Muon | RMSProp | ScheduleFree | Sgd | Optimizer

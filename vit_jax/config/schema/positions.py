@@ -33,18 +33,13 @@ class PositionResize(enum.Enum):
 
 
 class PositionSettings(Part):
-  """Base of the kinds of position embedding.
-
-  at: where they are added.    resize: of learned vectors, for images of other sizes.
-  is_resizable: whether images of other sizes have positions.    is_rotary: whether queries and keys are rotated.
-  has_table: whether there are learned vectors.    has_rows: one for each token.
-  """
-  at: PositionsAt = PositionsAt.STEM
-  resize: PositionResize
-  is_resizable: ClassVar[bool] = True
-  is_rotary: ClassVar[bool] = False
-  has_table: ClassVar[bool] = False
-  has_rows: ClassVar[bool] = False
+  """Base of the kinds of position embedding."""
+  at: PositionsAt = PositionsAt.STEM  # where they are added
+  resize: PositionResize  # of learned vectors, for images of other sizes
+  is_resizable: ClassVar[bool] = True  # whether images of other sizes have positions
+  is_rotary: ClassVar[bool] = False  # whether queries and keys are rotated
+  has_table: ClassVar[bool] = False  # whether there are learned vectors
+  has_rows: ClassVar[bool] = False  # whether there is a learned vector for each token
 
 
 @dataclasses.dataclass

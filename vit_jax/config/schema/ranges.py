@@ -49,14 +49,11 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-  """Lengths of time.
-
-  off: '' switches off.    zero: 0 is allowed.    percent: a share of the run is allowed.    wall: also minutes, hours.
-  """
-  off: bool = False
-  zero: bool = True
-  percent: bool = True
-  wall: bool = False
+  """Lengths of time."""
+  off: bool = False  # '' is allowed, which switches off
+  zero: bool = True  # 0 is allowed
+  percent: bool = True  # a share of the run is allowed
+  wall: bool = False  # minutes and hours are allowed, too
 
   def problem(self, text: str) -> str | None:
     """Returns what was expected instead of the text; None if it is one of them."""
@@ -112,36 +109,34 @@ class Problem(typing.NamedTuple):
 def problems(part: Any, prefix: str = '') -> Iterator[Problem]:
   """Yields problems of the fields that a settings dataclass has itself: values of another type, or out of range."""
   for field in dataclasses.fields(part):
-    value, name = getattr(part, field.name), f'{prefix}{field.name}'
+    value, allowed = getattr(part, field.name), field.metadata.get('allowed')
     expected = _type_problem(value, field.type)
-    for one in value if isinstance(value, tuple) else (value,):
-      allowed = None if expected or dataclasses.is_dataclass(one) else field.metadata.get('allowed')
-      if isinstance(allowed, Span):  # a dataclass, such as a ramp in place of a number, checks itself
-        expected = allowed.problem(one)
-      elif allowed and not allowed.has(one):
-        expected = 'numbers, each ' * isinstance(value, tuple) + _closer(one, allowed)
+    for item in value if isinstance(value, tuple) else (value,):
+      if expected or dataclasses.is_dataclass(item):  # a dataclass, such as a ramp in place of a number, checks itself
+        continue
+      if isinstance(allowed, Span):
+        expected = allowed.problem(item)
+      elif allowed and not allowed.has(item):
+        expected = ('numbers, each ' if isinstance(value, tuple) else '') + _closer(item, allowed)
     if expected:
-      yield Problem(name, expected, value)
+      yield Problem(f'{prefix}{field.name}', expected, value)
 
 
 def walk(part: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
-  """Yields a settings dataclass and all parts of it, each with the prefix of its settings.
-
-  A prefix is such as `optimizer.schedule.`
-  """
+  """Yields a settings dataclass and all parts of it, each with the prefix of its settings: `optimizer.schedule.`."""
   yield prefix, part
   for name in checks.names(part.__class__):
     value = getattr(part, name)
     if isinstance(value, str | int | float):
       continue
-    inside = {'': value}
+    items = {'': value}
     if isinstance(value, tuple):
-      inside = {f'[{i}]': one for i, one in enumerate(value)}
+      items = {f'[{i}]': item for i, item in enumerate(value)}
     elif isinstance(value, Mapping):
-      inside = {f'.{key}': one for key, one in value.items()}
-    for where, one in inside.items():
-      if dataclasses.is_dataclass(one) and not isinstance(one, type):
-        yield from walk(one, f'{prefix}{name}{where}.')
+      items = {f'.{key}': item for key, item in value.items()}
+    for suffix, item in items.items():
+      if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        yield from walk(item, f'{prefix}{name}{suffix}.')
 
 
 def _closer(value: float, allowed: Range) -> str:
@@ -164,18 +159,20 @@ def _type_problem(value: Any, declared: Any) -> str | None:
     return None
   arguments = typing.get_args(declared)
   if isinstance(declared, types.UnionType):
-    wrong = [problem for kind in arguments if (problem := _type_problem(value, kind))]
-    return ' or '.join(wrong) if len(wrong) == len(arguments) else None
+    problems_by_type = [_type_problem(value, kind) for kind in arguments]
+    return None if None in problems_by_type else ' or '.join(map(str, problems_by_type))
   origin = typing.get_origin(declared)
   if origin is tuple:
-    kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis and isinstance(value, tuple) else arguments
-    if isinstance(value, tuple) and len(value) == len(kinds):
-      return next((f'a tuple, each {p}' for v, k in zip(value, kinds, strict=True) if (p := _type_problem(v, k))), None)
-    return 'a tuple' if arguments[-1] is Ellipsis else f'a tuple of {len(arguments)} values'
+    has_any_length = arguments[-1] is Ellipsis
+    if not isinstance(value, tuple) or not has_any_length and len(value) != len(arguments):
+      return 'a tuple' if has_any_length else f'a tuple of {len(arguments)} values'
+    item_types = arguments[:1] * len(value) if has_any_length else arguments
+    wrong = [problem for problem in map(_type_problem, value, item_types) if problem]
+    return f'a tuple, each {wrong[0]}' if wrong else None
   if origin is dict:
-    is_one = isinstance(value, Mapping) and all(isinstance(name, str) and name for name in value)
-    return next((p for v in value.values() if (p := _type_problem(v, arguments[1]))), None) if is_one else (
-        'a dict with names as keys')
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
+      return 'a dict with names as keys'
+    return next(filter(None, (_type_problem(item, arguments[1]) for item in value.values())), None)
   if origin is Callable:
     return None if callable(value) else 'a function'
   allowed = (int, float) if declared is float else declared

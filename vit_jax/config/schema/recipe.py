@@ -4,8 +4,9 @@ import enum
 from collections.abc import Iterator
 from dataclasses import field
 
+from vit_jax.config.schema import checks
 from vit_jax.config.schema import ranges as r
-from vit_jax.config.schema.checks import Run, Settings, ascending, multiple, no_effect, problem, switched_off
+from vit_jax.config.schema.checks import NoEffect, Run, Settings, ascending, multiple, no_effect, problem
 from vit_jax.config.schema.ranges import Range, ranged
 from vit_jax.config.schema.vit import ViT
 
@@ -76,15 +77,11 @@ class RandAugment(Settings):
   magnitude_std: float = ranged(0., r.NOT_NEGATIVE)  # of a normal added to it for each operation
   probability: float = ranged(1., r.SHARE)         # that a chosen operation is applied
   table: OpTable = OpTable.AUGREG
+  without_effect = (NoEffect('layers', (0,)), NoEffect('table', (OpTable.AUGREG,), ('magnitude_std',)))
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    if self.layers == 0:
-      yield from switched_off(self, name, f'with {name}.layers=0')
-    elif self.table is OpTable.TIMM:
-      if self.magnitude > MAX_TIMM:
-        yield problem(f'{name}.magnitude', f'at most {MAX_TIMM:g} with {name}.table=timm', self.magnitude)
-    else:
-      yield from no_effect(self, name, ('magnitude_std',), f'with {name}.table=augreg')
+    if self.table is OpTable.TIMM and self.magnitude > MAX_TIMM:
+      yield problem(f'{name}.magnitude', f'at most {MAX_TIMM:g} with {name}.table=timm', self.magnitude)
 
 
 @dataclasses.dataclass
@@ -108,10 +105,9 @@ class Erase(Settings):
   probability: float = ranged(0., r.SHARE)                   # of an image; 0 = off
   area: tuple[float, float] = ranged((.02, 1 / 3), r.UP_TO_1)  # of the image's area
   aspect: tuple[float, float] = ranged((.3, 1 / .3), r.POSITIVE)  # range of the ratio of its sides
+  without_effect = (NoEffect('probability', (0.,), ('area', 'aspect')),)
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    if self.probability == 0:
-      yield from switched_off(self, name, f'with {name}.probability=0')
     yield from ascending(f'{name}.area', self.area)
     yield from ascending(f'{name}.aspect', self.aspect)
 
@@ -135,15 +131,13 @@ class Views(Settings):
   # Size of copies of the global crops for the Gram teacher of Dinov3, divided by theirs; 1 = it sees the crops.
   gram_scale: float = ranged(1., Range(1, 8))
   gram_colors: bool = True  # whether these copies have the changed colors, the blur and the solarization of the crops
+  without_effect = (NoEffect('on', (False,)), NoEffect('gram_scale', (1.,), ('gram_colors',)))
 
   def gram_px(self, image_px: tuple[int, int]) -> tuple[int, int]:
     """Returns height and width of the copies for a Gram teacher."""
     return round(image_px[0] * self.gram_scale), round(image_px[1] * self.gram_scale)
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    if not self.on:
-      yield from switched_off(self, name, f'with {name}.on=False')
-      return
     objective, patch = config.objective, getattr(config.model, 'patch', 1)
     if self.gram_scale > 1:
       if not objective.takes_copies:
@@ -151,8 +145,6 @@ class Views(Settings):
                       self.gram_scale)
       for side in self.gram_px(config.image_px):
         yield from multiple(f'{name}.gram_scale times image_px={config.image_px}', side, patch, f'model.patch={patch}')
-    else:
-      yield from no_effect(self, name, ['gram_colors'], f'with {name}.gram_scale=1')
     if not objective.takes_views:
       yield problem(f'{name}.on', f'False for objective {type(objective).__name__}, which takes one image', True)
     if self.num_local:
@@ -207,6 +199,12 @@ class Recipe(Settings):
   # Of RGB in [0, 1]. With data.channels other than 3, of each channel in its units; left alone, as prepare measured.
   mean: tuple[float, ...] = ranged((.5, .5, .5), r.ANY)
   std: tuple[float, ...] = ranged((.5, .5, .5), r.POSITIVE)  # like mean
+  without_effect = (
+      NoEffect('crop', (Crop.RESIZE,), ('crop_area', 'crop_interpolation')),
+      NoEffect('crop', (Crop.WINDOW, Crop.RESIZE), ('crop_aspect', 'crop_sampler'),
+               advice='Set crop=inception for it.'),
+      NoEffect('crop_sampler', (CropSampler.TORCHVISION, CropSampler.CLIPPED), ('crop_tries', 'crop_covered')),
+      NoEffect('interpolation', (Interpolation.AREA,), ('antialias', 'eval_area')))
 
   def __post_init__(self) -> None:
     if isinstance(self.exif_orientation, bool):  # as configs in Python may say it
@@ -215,22 +213,15 @@ class Recipe(Settings):
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from ascending(f'{name}.crop_area', self.crop_area)
     yield from ascending(f'{name}.crop_aspect', self.crop_aspect)
-    made = f'with {name}.crop={self.crop.value}'
-    if self.crop is Crop.RESIZE:
-      yield from no_effect(self, name, ('crop_area', 'crop_interpolation'), made)
-    elif self.views.on:
+    if self.crop is not Crop.RESIZE and self.views.on:
       yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.views.on=True')
-    elif self.crop_interpolation.value == self.interpolation.value:
+    elif self.crop is not Crop.RESIZE and self.crop_interpolation.value == self.interpolation.value:
       yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.interpolation={self.interpolation.value}')
-    if self.crop is not Crop.INCEPTION:
-      yield from no_effect(self, name, ('crop_aspect', 'crop_sampler'), made, 'Set crop=inception for it.')
-    if self.crop_sampler is not CropSampler.TENSORFLOW:
-      yield from no_effect(self, name, ('crop_tries', 'crop_covered'),
-                           f'with {name}.crop_sampler={self.crop_sampler.value}')
     yield from self._resize_problems(config, name)
     yield from self._mixing_problems(config, name)
     if not self.jitter.is_on:
-      yield from switched_off(self.jitter, f'{name}.jitter', 'where brightness, contrast, saturation and hue are 0')
+      yield from no_effect(self.jitter, f'{name}.jitter', ('probability',),
+                           'where brightness, contrast, saturation and hue are 0')
     if self.randaugment.layers and self.three_augment:
       yield problem(f'{name}.three_augment', f'False with {name}.randaugment.layers={self.randaugment.layers}', True,
                     'Three-Augment replaces RandAugment: set one of the two.')
@@ -259,40 +250,37 @@ class Recipe(Settings):
 
   def on_host(self) -> list[str]:
     """Returns the augmentations that are applied on the host, by name."""
-    is_on = {'randaugment.layers': self.randaugment.layers > 0, 'three_augment': self.three_augment,
-             'jitter': self.jitter.is_on, 'views.on': self.views.on}
-    return [name for name in is_on if is_on[name]]
+    return checks.true_ones({'randaugment.layers': self.randaugment.layers > 0, 'three_augment': self.three_augment,
+                             'jitter': self.jitter.is_on, 'views.on': self.views.on})
 
   def _augmentations(self) -> list[str]:
     """Returns the augmentations that views are made without."""
     numbers = ('mixup', 'cutmix', 'shift_px', 'scale', 'rotate_degrees', 'shear')
-    is_on = {f'crop={self.crop.value}': self.crop is not Crop.INCEPTION, 'randaugment': self.randaugment.layers > 0,
-             'three_augment': self.three_augment, 'jitter': self.jitter.is_on, 'erase': self.erase.probability > 0,
-             **{name: getattr(self, name) > 0 for name in numbers}}
-    return [name for name in is_on if is_on[name]]
+    return checks.true_ones({
+        f'crop={self.crop.value}': self.crop is not Crop.INCEPTION, 'randaugment': self.randaugment.layers > 0,
+        'three_augment': self.three_augment, 'jitter': self.jitter.is_on, 'erase': self.erase.probability > 0,
+        **{name: getattr(self, name) > 0 for name in numbers}})
 
   def _resize_problems(self, config: Run, name: str) -> Iterator[str]:
     if self.eval_native_patch or self.native_lengths:
       yield from self._native_problems(config, name)
     if self.eval_resize_px and self.eval_resize_px < max(config.image_px):
       yield problem(f'{name}.eval_resize_px', f'0, or at least image_px={config.image_px}', self.eval_resize_px)
-    if self.interpolation is Interpolation.AREA:
-      yield from no_effect(self, name, ('antialias', 'eval_area'), f'with {name}.interpolation=area')
-    elif self.antialias and not self.eval_area:
+    if self.interpolation is not Interpolation.AREA and self.antialias and not self.eval_area:
       yield from no_effect(self, name, ('truncate',), f"with {name}.antialias=True, as Pillow's filters round")
     if self.eval_area and self.crop is Crop.RESIZE and self.interpolation is not Interpolation.AREA:
       yield problem(f'{name}.eval_area', f'False with {name}.crop=resize, where training resizes as evaluation does',
                     True, f'Set {name}.interpolation=area for both.')
 
   def _native_problems(self, config: Run, name: str) -> Iterator[str]:
-    if not isinstance(config.model, ViT) or self.eval_native_patch != config.model.patch:
-      own = getattr(config.model, 'patch', 0) if isinstance(config.model, ViT) else 0
-      wanted = f'the patch of a ViT, here {own or "none"}'
+    patch = config.model.patch if isinstance(config.model, ViT) else 0
+    if not patch or self.eval_native_patch != patch:
+      expected, advice = f'the patch of a ViT, here {patch or "none"}', ''
       if self.native_lengths:
-        wanted, advice = f'{wanted}, with {name}.native_lengths', f'Set it, or {name}.native_lengths=().'
+        expected, advice = f'{expected}, with {name}.native_lengths', f'Set it, or {name}.native_lengths=().'
       else:
-        wanted, advice = f'0, or {wanted}', ''
-      yield problem(f'{name}.eval_native_patch', wanted, self.eval_native_patch, advice)
+        expected = f'0, or {expected}'
+      yield problem(f'{name}.eval_native_patch', expected, self.eval_native_patch, advice)
     if self.eval_resize_px:
       yield problem(f'{name}.eval_resize_px', f'0 with {name}.eval_native_patch, which shows complete images',
                     self.eval_resize_px)
@@ -306,14 +294,9 @@ class Recipe(Settings):
     if not config.objective.takes_native:
       yield problem(f'{name}.native_lengths', f'() for objective {type(config.objective).__name__}, which takes images '
                     'of one size', self.native_lengths)
-    data, erase = config.data, self.erase
-    for setting, value in (('mixup', self.mixup), ('cutmix', self.cutmix), ('erase.probability', erase.probability)):
-      if value:
-        yield problem(f'{name}.{setting}', f'0 with {name}.native_lengths, whose images have several sizes', value)
-    if data.pseudo.source:
-      yield problem('data.pseudo.source', f"'' with {name}.native_lengths", data.pseudo.source)
-    if config.trackers.images:
-      yield problem('trackers.images', f'0 with {name}.native_lengths', config.trackers.images)
+    yield from checks.must_be_off(config, (f'{name}.mixup', f'{name}.cutmix', f'{name}.erase.probability'),
+                                  f'with {name}.native_lengths, whose images have several sizes')
+    yield from checks.must_be_off(config, ('data.pseudo.source', 'trackers.images'), f'with {name}.native_lengths')
 
   def _mixing_problems(self, config: Run, name: str) -> Iterator[str]:
     for mixing in ('mixup', 'cutmix'):
@@ -321,9 +304,9 @@ class Recipe(Settings):
         yield problem('batch_size', f'an even number with {name}.{mixing}, which mixes pairs', config.batch_size)
     if not self.mixup and not self.cutmix:
       yield from no_effect(self, name, ('mix_probability', 'mix_group'), 'where mixup and cutmix are 0')
-    yield from group_problems(f'{name}.mix_group', self.mix_group, config.batch_size, 'batch_size')
     if not self.mixup or not self.cutmix:
       yield from no_effect(self, name, ('cutmix_share',), 'unless mixup and cutmix are both on')
+    yield from group_problems(f'{name}.mix_group', self.mix_group, config.batch_size, 'batch_size')
 
 
 def num_groups(num: int, group: int) -> int:

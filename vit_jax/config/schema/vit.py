@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks, layers
+from vit_jax.config.schema.checks import NoEffect
 from vit_jax.config.schema.layers import AttentionKernel, DType, Kernels, MlpKernel, Network, Part, Quantize
 from vit_jax.config.schema.positions import Learned, Positions, PositionsAt, Relative
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
@@ -48,10 +49,10 @@ class Attention(Part):
       return
     width, advice = model.width // model.heads, f'Set {own}.kernel=xla.'
     is_strict = self.kernel is not AttentionKernel.FUSED  # which leaves to XLA what it cannot do
-    uses = {f'{name}.positions=relative': isinstance(model.positions, Relative) and is_strict,
-            f'{own}.dropout={self.dropout}': self.dropout > 0 and is_strict,
-            f'{name}.kernels=plain': model.kernels is Kernels.PLAIN}
-    for setting in (setting for setting, is_on in uses.items() if is_on):
+    for setting in checks.true_ones({
+        f'{name}.positions=relative': is_strict and isinstance(model.positions, Relative),
+        f'{own}.dropout={self.dropout}': is_strict and self.dropout > 0,
+        f'{name}.kernels=plain': model.kernels is Kernels.PLAIN}):
       yield checks.problem(f'{own}.kernel', f'xla with {setting}', self.kernel, advice)
     if self.kernel is not AttentionKernel.CUDNN:
       return
@@ -64,15 +65,12 @@ class Attention(Part):
 
 
 class MlpSettings(Part):
-  """Base of the kinds of MLP.
-
-  layers: paths of its dense layers in a block.    kernel: what computes it.
-  """
+  """Base of the kinds of MLP."""
   hidden: int
   bias: bool
   inner_norm: bool
-  kernel: MlpKernel = MlpKernel.XLA
-  layers: ClassVar[tuple[str, ...]]
+  kernel: MlpKernel = MlpKernel.XLA  # what computes it
+  layers: ClassVar[tuple[str, ...]]  # paths of its dense layers in a block, such as `mlp/up`
 
 
 @dataclasses.dataclass
@@ -107,15 +105,10 @@ AnyMlp = Mlp | SwiGlu | MlpSettings
 
 
 class BlockSettings(Part):
-  """Base of the kinds of block.
-
-  parts: paths of the blocks that it consists of; '' = itself.    layer_scale: initial factor of the branches; 0 = none.
-  branch_scale: each branch is multiplied with it before it is added.
-  needs_grid: whether it needs all patch tokens of an image, in raster order.
-  """
-  branch_scale: float
-  parts: ClassVar[tuple[str, ...]] = ('',)
-  needs_grid: ClassVar[bool] = False
+  """Base of the kinds of block."""
+  branch_scale: float  # each branch is multiplied with it before it is added
+  parts: ClassVar[tuple[str, ...]] = ('',)  # paths of the blocks that it consists of; '' = itself
+  needs_grid: ClassVar[bool] = False  # whether it needs all patch tokens of an image, in raster order
 
 
 @dataclasses.dataclass
@@ -126,11 +119,7 @@ class Plain(BlockSettings):
   mlp_scale: bool = True  # `layer_scale` is of the MLP too (Sapiens 2: of attention alone)
   branch_scale: float = ranged(1., POSITIVE)  # each branch is multiplied with it before it is added (LV-ViT 1/2, 1/3)
   implementation: ClassVar[str] = 'vit_jax.models.vit.block:Plain'
-
-  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
-    del model, name
-    if not self.layer_scale:
-      yield from checks.no_effect(self, own, ['mlp_scale'], f'with {own}.layer_scale=0')
+  without_effect = (NoEffect('layer_scale', (0.,), ('mlp_scale',)),)
 
 
 @dataclasses.dataclass
@@ -149,7 +138,6 @@ class Axial(Plain):
 
   def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
     """Yields problems of tokens that are no patches: axial attention is within rows and columns."""
-    yield from super().network_problems(model, name, own)
     if model.pool.class_token:
       yield checks.problem(f'{name}.pool', f'mean or map, without a class token, with {own}=axial',
                            model.pool if isinstance(model.pool, ClassToken) else 'one with a class token')
@@ -193,14 +181,10 @@ class LastNorm(enum.Enum):
 
 
 class PoolSettings(Part):
-  """Base of the ways in which tokens become one feature vector.
-
-  class_token: whether there is a class token before the patch tokens.    distillation: whether a distillation token
-  follows it.    has_parameters: whether pooling itself has some.
-  """
-  has_parameters: ClassVar[bool] = False
-  class_token: bool = False
-  distillation: bool = False
+  """Base of the ways in which tokens become one feature vector."""
+  has_parameters: ClassVar[bool] = False  # whether pooling itself has some
+  class_token: bool = False  # whether there is a class token before the patch tokens
+  distillation: bool = False  # whether a distillation token follows it
 
 
 @dataclasses.dataclass
@@ -242,14 +226,10 @@ Pool = ClassToken | Mean | First | Map | PoolSettings
 
 
 class StemSettings(Part):
-  """Base of the kinds of stem.
-
-  bias: whether the patch embedding has a bias.    norm: whether the patch tokens are normalized.    stride: pixels of
-  the image for each pixel of the map that is cut into patches.
-  """
-  bias: bool = True
-  norm: bool = False
-  stride: int = 1
+  """Base of the kinds of stem."""
+  bias: bool = True  # whether the patch embedding has a bias
+  norm: bool = False  # whether the patch tokens are normalized
+  stride: int = 1  # pixels of the image for each pixel of the map that is cut into patches
   has_batch_norm: ClassVar[bool] = False
 
 
@@ -330,6 +310,8 @@ class ViT(checks.Settings):
   implementation: ClassVar[str] = 'vit_jax.models.vit.vit:build'
   remats: ClassVar[tuple[layers.Remat, ...]] = layers.BLOCK_REMATS
   executions: ClassVar[tuple[layers.Execution | None, ...]] = layers.EXECUTIONS
+  without_effect = (NoEffect('execution', (layers.Execution.UNROLLED,), ('unroll',)),
+                    NoEffect('drop_path', (0.,), ('drop_path_even',)))
 
   @property
   def has_batch_norm(self) -> bool:
@@ -356,23 +338,21 @@ class ViT(checks.Settings):
     yield from checks.multiple(f'{name}.width', self.width, self.heads, f'{name}.heads={self.heads}')
     yield from checks.multiple(f'{name}.patch', self.patch, self.stem.stride,
                                f'{self.stem.stride} px, the stride of {name}.stem={type(self.stem).__name__}')
-    if self.unroll > 1 and self.execution is layers.Execution.UNROLLED:
-      yield from checks.no_effect(self, name, ['unroll'], f'with {name}.execution={self.execution.value}')
     yield from checks.at_most(f'{name}.full_remat', self.full_remat, self.depth, f'{name}.depth')
-    if not self.drop_path:
-      yield from checks.no_effect(self, name, ['drop_path_even'], f'with {name}.drop_path=0')
     if self.last_norm is LastNorm.POOLED and not isinstance(self.pool, Mean):
       yield checks.problem(f'{name}.last_norm', f'tokens or none with {name}.pool={checks.kind(self.pool)}',
                            self.last_norm, f'Set {name}.pool=mean, which it normalizes.')
     if self.quantize is not Quantize.NONE and self.kernels is Kernels.PLAIN:
       yield checks.problem(f'{name}.kernels', f'fast with {name}.quantize={self.quantize.value}, whose gradients are '
                            'written by hand', self.kernels, f'Set {name}.kernels=fast or {name}.quantize=none.')
-    needs_all = {f'{name}.block={checks.kind(self.block)}': self.block.needs_grid,
-                 f'{name}.positions=relative': isinstance(self.positions, Relative),
-                 f'{name}.positions.at=layers': self.positions.at is PositionsAt.LAYERS,
-                 f'objective {type(config.objective).__name__}': config.objective.needs_tokens}
-    for what in (what for what, is_so in needs_all.items() if is_so and self.patch_dropout):
-      yield checks.problem(f'{name}.patch_dropout', f'0 with {what}, which needs all patches', self.patch_dropout)
-    for part in dataclasses.fields(self):
-      if isinstance(settings := getattr(self, part.name), Part):
-        yield from settings.network_problems(self, name, f'{name}.{part.name}')
+    needs_all_patches = checks.true_ones({
+        f'{name}.block={checks.kind(self.block)}': self.block.needs_grid,
+        f'{name}.positions=relative': isinstance(self.positions, Relative),
+        f'{name}.positions.at=layers': self.positions.at is PositionsAt.LAYERS,
+        f'objective {type(config.objective).__name__}': config.objective.needs_tokens})
+    for reason in needs_all_patches if self.patch_dropout else ():
+      yield checks.problem(f'{name}.patch_dropout', f'0 with {reason}, which needs all patches', self.patch_dropout)
+    for setting in dataclasses.fields(self):
+      part = getattr(self, setting.name)
+      if isinstance(part, Part):
+        yield from part.network_problems(self, name, f'{name}.{setting.name}')
