@@ -19,10 +19,12 @@ BUDGETS = {
     # that a save that fails in one process does not hang the others. core, optim, models: parameters state which of
     # them are matrices, blocks are told of images and padding and may state losses, and a block attends to other
     # tokens. objectives: which weights a teacher begins with, from weights, and the losses of a network. parallel:
-    # the layout and the choice of kernels, from config.
-    'data': 15_410, 'weights': 8_760, 'models': 6_120, 'config': 5_030, 'jobs': 6_230, 'evaluate': 4_350,
-    'core': 3_490, 'objectives': 3_300, 'inspect': 2_900, 'plan': 3_110, 'record': 2_620, 'recipes': 1_900,
-    'train': 1_900, 'export': 1_530, '.': 1_460, 'replay': 1_300, 'optim': 1_360, 'study': 1_050, 'parallel': 1_780}
+    # the layout and the choice of kernels, from config. config: overrides are a module beside the engine. evaluate,
+    # export, plan: fields of records have shapes and units, and dense expressions are named steps. jobs: the table of
+    # norms, from inspect.
+    'data': 15_410, 'weights': 8_760, 'models': 6_100, 'config': 5_060, 'jobs': 6_350, 'evaluate': 4_440,
+    'core': 3_490, 'objectives': 3_290, 'inspect': 2_850, 'plan': 3_310, 'record': 2_620, 'recipes': 1_870,
+    'train': 1_900, 'export': 1_570, '.': 1_450, 'replay': 1_300, 'optim': 1_340, 'study': 1_050, 'parallel': 1_780}
 """Lines of a room: a folder of the package, or '.' for the files at its top. Who raises a number says why beside it."""
 READERS = ('json.load', 'json.loads', 'json.JSONDecoder', 'np.load', 'np.loadtxt', 'np.genfromtxt', 'np.fromfile',
            'np.memmap', 'np.lib.format', 'pickle.load', 'pickle.loads', 'pickle.Unpickler', 'zipfile.ZipFile',
