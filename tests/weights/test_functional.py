@@ -151,3 +151,11 @@ def test_shardings_are_those_of_training_on_any_mesh() -> None:
   assert set(meshes.AXES) == {'data', 'fsdp', 'tensor'}
   with pytest.raises(UserError, match='mesh: expected the axes data, fsdp, tensor or some of them, got model'):
     apply.shardings(jax.make_mesh((2,), ('model',), axis_types=(jax.sharding.AxisType.Auto,)))
+
+
+def test_an_image_that_is_no_batch_and_pixels_that_are_not_normalized_are_errors() -> None:
+  params, apply = network('vit').functional()
+  with pytest.raises(AssertionError, match='rank'):
+    apply(params, IMAGE[0])
+  with pytest.raises(AssertionError, match='uint8'):
+    jax.jit(apply)(params, np.zeros(IMAGE.shape, np.uint8))

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,8 +135,11 @@ class Function:
       key: random numbers for them.
 
     Raises:
+      AssertionError: the image has another number of axes, or is not of a floating type, such as pixels in u8.
       UserError: `train` with a network that has running statistics.
     """
+    chex.assert_rank(image, 4)
+    chex.assert_type(image, float)
     if train and self.weights.state:
       raise UserError(f'{self.weights.source}: expected a network without BatchNorm for train=True, got one whose '
                       'running statistics change in training. Use vit-jax train, or train=False.')
