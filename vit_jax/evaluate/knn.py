@@ -3,7 +3,8 @@
 Classification is that of DINO (Caron et al. 2021, section 3; after Wu et al. 2018). The k training examples whose
 features have the largest cosine similarity s_i to a test example vote for their classes with weight exp(s_i / T). A
 class without a neighbor has no vote and is never correct, so top-5 has as many answers as the neighbors have classes.
-This differs from DINO's program: its top-5 fills the places that no neighbor voted for with the classes of the lowest
+
+Differs from DINO's program: its top-5 fills the places that no neighbor voted for with the classes of the lowest
 numbers, and top-1 to top-k if k is less than 5.
 
 Retrieval measures recall@K, the share of queries with an image of their class among the K nearest. It has two
