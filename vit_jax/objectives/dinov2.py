@@ -221,7 +221,7 @@ def blocks(key: Key, wanted: Array, grid: tuple[int, int]) -> Array:
   most = int(LARGEST * height * width)
 
   def add_rectangle(carry: tuple[Array, Array], noise_R4: Array) -> tuple[tuple[Array, Array], None]:
-    """Tries one more rectangle for each crop; `noise_R4` gives its area, its ratio and its place."""
+    """Adds one more rectangle, if it fits, for each crop; `noise_R4` gives its area, its ratio and its place."""
     masked_RN, failures_R = carry
     room_R = jnp.minimum(wanted_R - masked_RN.sum(1), most)
     area_R = LEAST + noise_R4[:, 0] * (room_R - LEAST)
