@@ -53,7 +53,7 @@ def test_a_file_of_ones_own_works_with_arguments(tmp_path: pathlib.Path) -> None
   path = tmp_path / 'mine.py'
   path.write_text('from vit_jax.config import schema as s\n'
                   'def get_config(arg):\n  return s.Config(name=arg)\n')
-  assert files.load(f'{path}:a,b=c', []).name == 'a,b=c'
+  assert files.load(f'{path}:a,b=c', []).name == files.load(f'{path}/:a,b=c', []).name == 'a,b=c'
 
 
 def test_a_path_may_begin_with_the_home_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

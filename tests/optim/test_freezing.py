@@ -68,6 +68,14 @@ def test_what_is_frozen_for_good_has_no_state_and_no_decay() -> None:
   assert np.abs(params['head']['kernel'] - 1.).min() > .02
 
 
+@pytest.mark.parametrize('kind', [schema.AdamW, schema.Adafactor, schema.Sgd])
+def test_all_parameters_may_be_frozen_for_some_steps(kind: type) -> None:
+  optimizer = build(kind, rules=(schema.PathRule('.*', frozen_until='2 steps'),))
+  for num_steps, is_moved in ((2, False), (4, True)):
+    moved = take(optimizer, START, range(num_steps))[0]
+    assert (moved['head']['kernel'] != START['head']['kernel']).any() == is_moved
+
+
 def test_several_lengths_are_kept_apart() -> None:
   optimizer = build(schema.Sgd, rules=(schema.PathRule('backbone/.*', frozen_until='1 step'),
                                        schema.PathRule('head/.*', frozen_until='2 steps')))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from vit_jax.config.schema import Gelu, Geometry, Interpolation
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.weights import preprocess, published, recognize, sidecars
 from vit_jax.weights.preprocess import PreprocessRule
@@ -193,3 +194,9 @@ def test_an_unknown_activation_is_an_error_and_a_config_of_others_says_nothing(t
   with pytest.raises(UserError, match="hidden_act: expected an activation .* one of gelu, .*, got 'relu'"):
     beside(tmp_path, config=VIT | {'hidden_act': 'relu'})
   assert beside(tmp_path, config={'name': 'my run'}) == preprocess.Known()
+
+
+def test_flags_beside_no_size_are_checked_and_null_is_no_setting(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=r"do_center_crop: expected true or false, got 'x'"):
+    beside(tmp_path, preprocessor_config={'do_center_crop': 'x', 'crop_size': 224})
+  assert sidecars._settings(documents.Field({'positions.coordinates': None}, 'a.json')) == {}

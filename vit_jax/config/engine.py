@@ -341,7 +341,7 @@ def nodes(value: Any, name: str = '', declared: Any = None) -> Iterator[Node]:
   if dataclasses.is_dataclass(value):
     children = [(field.name, field.type, getattr(value, field.name)) for field in dataclasses.fields(value)]
   elif isinstance(value, dict):
-    children = [(key, typing.get_args(declared)[1], item) for key, item in value.items()]
+    children = [(key, (typing.get_args(declared) or (None, None))[1], item) for key, item in value.items()]
   for child_name, child_type, child in children:
     node = Node(f'{name}.{child_name}'.lstrip('.'), child_type, child)
     yield node

@@ -39,9 +39,9 @@ def find(spec: str) -> tuple[pathlib.Path, str | None]:
   if shipped and name == shipped.stem:
     return shipped, _joined(words)
   for num_words in range(len(words) + 1):  # a path may hold colons
-    file = os.path.expanduser(':'.join([name, *words[:num_words]]))
+    file = pathlib.Path(os.path.expanduser(':'.join([name, *words[:num_words]])))
     if os.path.isfile(file):
-      return pathlib.Path(file), _joined(words[num_words:])
+      return file, _joined(words[num_words:])
   if shipped and path.parent in (pathlib.Path(), pathlib.Path('configs')):
     return shipped, _joined(words)
   known = list_names()

@@ -81,7 +81,7 @@ def scale_by_factored_rms(*, cap: float, eps: float) -> optax.GradientTransforma
     statistics = zip(*(jax.tree.leaves(kind) for kind in (state.rows, state.columns, state.full)), strict=True)
     new_leaves = [_update(find_axes(trees.path_name(path), g.shape), g, old, beta, eps)
                   for (path, g), old in zip(named, statistics, strict=True)]
-    scaled, rows, columns, full = (jax.tree.unflatten(structure, leaves) for leaves in zip(*new_leaves, strict=True))
+    scaled, rows, columns, full = (jax.tree.unflatten(structure, [new[i] for new in new_leaves]) for i in range(4))
     return scaled, FactoredState(state.updates + 1, rows, columns, full)
 
   return optax.GradientTransformation(init, update)

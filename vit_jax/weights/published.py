@@ -123,7 +123,7 @@ def _by_network(name: str) -> Known | None:
   GELU is chosen then.
   """
   networks = table().networks
-  prefixes = [network for network in networks if re.match(rf'{re.escape(network)}($|[._-])', name)]
+  prefixes = [network for network in networks if name.startswith(network) and name[len(network):][:1] in ('', *'._-')]
   if not prefixes:
     return None
   facts, tags = networks[max(prefixes, key=len)]

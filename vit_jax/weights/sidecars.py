@@ -5,6 +5,7 @@ and `open_clip_config.json`, and they are checked like the weights themselves. `
 """
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 import re
@@ -104,7 +105,7 @@ def _name(content: Field) -> str:
 
 SETTINGS: dict[str, Callable[[Field], Any]] = {
     'positions.base': lambda field: field.number(1.001, 1e9),
-    'positions.coordinates': lambda field: _one_of(field, ('unitinterval',)),
+    'positions.coordinates': lambda field: _one_of(dataclasses.replace(field, default=''), ('unitinterval',)),
     'positions.grid': lambda field: field.whole(0, MOST_PX),
     'positions.offset': lambda field: field.number(-1e6, 1e6),
     'positions.frequencies': lambda field: field.choice(Frequencies),
@@ -294,13 +295,13 @@ def _processor(content: Field) -> tuple[PreprocessRule, ...]:
 def _resizing(content: Field) -> dict[str, Any]:
   """Parses how a processor resizes and crops: the short side or both sides, and then a center crop or none."""
   size = content.object().get('size')
-  if size is None:
-    return {}
   processor_type = (content.field('image_processor_type', default='').text()
                     or content.field('feature_extractor_type', default='').text())
   is_short_side = type(size) is int and processor_type.startswith(_SHORT_SIDE)
   has_short_side = is_short_side or (isinstance(size, Mapping) and 'shortest_edge' in size)
   has_crop = content.field('do_center_crop', default=False).flag() and 'crop_size' in content
+  if size is None:
+    return {}
   if has_crop and has_short_side:
     crop = _pair(content, 'crop_size')
     field = content.field('size') if is_short_side else content.object_or_empty('size').field('shortest_edge')
