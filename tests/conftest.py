@@ -49,6 +49,8 @@ jax.config.update('jax_numpy_rank_promotion', 'raise')
 startup.keep_freed_memory = lambda: None  # a worker would keep the most that any of its tests needed
 
 
+STARTED_S = pytest.StashKey[float]()
+NUM_SHOWN = 25
 LIMIT_GIB = 2.
 """Memory of a worker above which it releases its compiled programs after a module of tests."""
 
@@ -78,12 +80,35 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol() -> None:
+def pytest_runtest_protocol(item: pytest.Item) -> None:
   start_devices()
+  item.stash[STARTED_S] = cpu_s()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+  """Adds the processor seconds of a complete test to its last report."""
+  report: pytest.TestReport = yield  # type: ignore[assignment]
+  if call.when == 'teardown':
+    report.user_properties.append(('cpu_s', cpu_s() - item.stash[STARTED_S]))
+  return report  # type: ignore[return-value]
+
+
+def cpu_s() -> float:
+  """Returns the processor seconds of this process, and of the programs that it started and that have ended."""
+  times = os.times()
+  return times.user + times.system + times.children_user + times.children_system
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-  """Lists why tests were skipped: each reason once, with the number of tests and their files."""
+  """Lists the files that take the most processor time, and why tests were skipped: each reason once, with its files."""
+  cpu_by_file: collections.Counter[str] = collections.Counter()
+  for report in terminalreporter.stats.get('', ()):  # the reports of what follows tests that pass
+    cpu_by_file[report.nodeid.partition('::')[0]] += dict(report.user_properties).get('cpu_s', 0.)
+  if cpu_by_file:
+    terminalreporter.section(f'processor seconds, {cpu_by_file.total():.0f} in all: the {NUM_SHOWN} dearest files')
+  for file, seconds in cpu_by_file.most_common(NUM_SHOWN):
+    terminalreporter.line(f'{seconds:6.1f}  {file}')
   where: dict[str, collections.Counter[str]] = {}
   for report in terminalreporter.stats.get('skipped', ()):
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
