@@ -41,6 +41,7 @@ settings are chosen again (`reopen`, `keep`). This module knows no devices, and 
 """
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -141,12 +142,13 @@ def auto(config: schema.Config) -> list[str]:
   return [name for name, value in AUTO.items() if _value(config, name) == value]
 
 
-def _value(config: schema.Config, name: str) -> Any:
-  """Returns the value of a setting by its dotted name; None if the config does not have it."""
-  value: Any = config
-  for part in name.split('.'):
-    value = getattr(value, part, None)
-  return value
+def _value(settings: Any, name: str) -> Any:
+  """Returns the value of a setting by its dotted name; None if the settings have no such field."""
+  first, _, rest = name.partition('.')
+  if first not in (field.name for field in dataclasses.fields(settings)):
+    return None
+  value = getattr(settings, first)
+  return _value(value, rest) if rest else value
 
 
 def put(config: schema.Config, values: Mapping[str, Any]) -> schema.Config:
