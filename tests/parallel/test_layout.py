@@ -437,3 +437,9 @@ def test_cudnn_is_not_chosen_for_images_that_end_with_half_a_tile(px: int, kerne
   config = s.Config(batch_size=64, image_px=(px, px), length='10 steps', model=model)
   found = layout.choose(config, layout.Hardware('h100', 'gpu', 1, 80., capability=9.), None)
   assert layout._kernels(found.config, layout.Hardware('h100', 'gpu', 1, 80., capability=9.)).attention is kernel
+
+
+def test_settings_that_a_part_does_not_have_are_left_out() -> None:
+  config = schema.Config(model=schema.ViT(mlp=schema.SwiGlu()))
+  assert layout.put(config, {'model.mlp.kernel': schema.MlpKernel.FUSED}) == config
+  assert layout.put(config, {'model.mlp.hidden': 8}).model.mlp.hidden == 8  # type: ignore[union-attr]
