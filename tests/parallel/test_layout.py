@@ -440,6 +440,6 @@ def test_cudnn_is_not_chosen_for_images_that_end_with_half_a_tile(px: int, kerne
 
 
 def test_settings_that_a_part_does_not_have_are_left_out() -> None:
-  config = schema.Config(model=schema.ViT(mlp=schema.SwiGlu()))
-  assert layout.put(config, {'model.mlp.kernel': schema.MlpKernel.FUSED}) == config
+  config = s.Config(model=s.ViT(mlp=s.SwiGlu()))
+  assert layout.put(config, {'model.mlp.kernel': s.MlpKernel.FUSED}) == config
   assert layout.put(config, {'model.mlp.hidden': 8}).model.mlp.hidden == 8  # type: ignore[union-attr]
