@@ -44,7 +44,7 @@ def local(where: str, *, opener: Opener = open_address, offline: bool = False) -
     offline: whether only the cache is used.
 
   Raises:
-    NoWeights: the file does not exist.
+    NoWeights: the file does not exist, or the address is of another kind.
     UserError: the download failed, or its name would lead out of the cache.
   """
   try:
@@ -71,11 +71,14 @@ def local(where: str, *, opener: Opener = open_address, offline: bool = False) -
     case '':
       if known := published.address(where):
         return local(known, opener=opener, offline=offline)
+  expected = (f'{where}: expected weights as a path, gs://…, https://…, hf://OWNER/NAME or a known name '
+              '(ViT-B_16-i21k, timm/vit_…, or the name of an AugReg file)')
+  if rest:
+    raise NoWeights(f'{expected}, got an address of {scheme}://. Download the file and give its path.')
   near = published.nearest(where)
-  raise NoWeights(f'{where}: expected weights as a path, gs://…, https://…, hf://OWNER/NAME or a known name '
-                  '(ViT-B_16-i21k, timm/vit_…, or the name of an AugReg file), got a path where there is no file or '
-                  'folder.' + (f' Did you mean {" or ".join(near)}?' if near else
-                               ' Check the path, or list the known names with vit-jax list --weights.'))
+  advice = f'Did you mean {" or ".join(near)}?' if near else (
+      'Check the path, or list the known names with vit-jax list --weights.')
+  raise NoWeights(f'{expected}, got a path where there is no file or folder. {advice}')
 
 
 def exists(where: str | pathlib.Path) -> bool:
@@ -186,7 +189,7 @@ def _model(name: str, offline: bool) -> pathlib.Path:
       plain_name(part, said=f'hf://{name}')
     if (found := _from_hub(repository, file, offline=offline)) is None:
       raise UserError(f'{repository}/{file}: expected a file of {repository.page}, got none of this name'
-                      f'{_cache_only()}. Use another address or name.')
+                      f'{_cache_only(offline)}. Use another address or name.')
     return found.path
   for side in SIDE_FILES:
     if found := _from_hub(repository, side, offline=offline):
@@ -203,15 +206,18 @@ def _model(name: str, offline: bool) -> pathlib.Path:
         repository = repository._replace(revision=found.commit)
         for shard in _shard_names(found.path):
           if _from_hub(repository, shard, offline=offline) is None:
-            raise UserError(f'{repository}: expected {shard}, which {INDEX} names, got no such file{_cache_only()}. '
-                            'Use another model.')
+            raise UserError(f'{repository}: expected {shard}, which {INDEX} names, got no such file'
+                            f'{_cache_only(offline)}. Use another model.')
       return found.path.parent
   raise UserError(f'hf://{name}: expected a model with one of {", ".join(MODEL_FILES)}, got one without'
-                  f'{_cache_only()}. Choose another model.')
+                  f'{_cache_only(offline)}. Choose another model.')
 
 
-def _cache_only() -> str:
-  return ' in the cache (HF_HUB_OFFLINE is set)' if hub.is_offline() else ''
+def _cache_only(offline: bool) -> str:
+  """Returns the end of a message about a missing file where only the cache was searched, else ''."""
+  if hub.is_offline():
+    return ' in the cache (HF_HUB_OFFLINE is set)'
+  return ' in the cache' if offline else ''
 
 
 def _from_hub(repository: hub.Repository, file: str, *, prove: Callable[[pathlib.Path, str], None] | None = None,

@@ -28,10 +28,10 @@ _STACKED_DECODER = 'decoder/blocks/norm1/scale'
 
 
 def model(leaves: Leaves, hints: Hints) -> schema.Model:
-  """Returns the settings of the backbone of `leaves`; `hints` must have GELU and epsilon.
+  """Returns the settings of the backbone of `leaves`; those that neither shapes nor `hints` have are the defaults.
 
   Raises:
-    UserError: a setting cannot be determined; the message names it.
+    UserError: a setting without a default cannot be determined; the message names it.
   """
   if 'backbone/blocks/tokens/up/kernel' in leaves:
     depth, width = leaves['backbone/blocks/norm1/scale'].shape
@@ -46,11 +46,15 @@ def model(leaves: Leaves, hints: Hints) -> schema.Model:
     return dataclasses.replace(found, var_eps=_own(hints.settings, 'stem').get('var_eps', found.var_eps))
   if 'backbone/stem/conv/kernel' in leaves:
     return _efficientnet(leaves)
-  wanted = ('backbone/stem/kernel', 'backbone/blocks/attn/query/kernel', 'backbone/blocks/mlp/up/kernel',
-            'backbone/blocks/norm1/scale')
-  if missing := [name for name in wanted if name not in leaves]:
-    raise UserError('expected the tensors of a known network, got none for ' + ', '.join(missing))
+  _check_present(leaves, 'backbone/stem/kernel', 'backbone/blocks/attn/query/kernel', 'backbone/blocks/mlp/up/kernel',
+                 'backbone/blocks/norm1/scale')
   return _vit(leaves, hints)
+
+
+def _check_present(leaves: Leaves, *names: str) -> None:
+  """Raises UserError if a leaf of one of these names is missing."""
+  if missing := [name for name in names if name not in leaves]:
+    raise UserError('expected the tensors of a known network, got none for ' + ', '.join(missing))
 
 
 def units(leaves: Leaves, prefix: str) -> tuple[int, ...]:
@@ -120,8 +124,15 @@ def _positions(leaves: Leaves, hints: Hints, patch: int, pool: schema.PoolSettin
     return hints.settings.get('positions', schema.SinCos()) if table is None else schema.Learned(**resize)
   if table is None:
     return schema.Rotary(mixed=is_mixed, **own)
-  if (index := own.get('coordinates')) and isinstance(index, schema.ByIndex) and index.grid == OWN_GRID:
-    side = grid(table.shape[1] - pool.class_token, patch, hints.image_px)[0]
+  index = own.get('coordinates')
+  if isinstance(index, schema.ByIndex) and index.grid == OWN_GRID:
+    num_patches = table.shape[1] - pool.class_token
+    side = math.isqrt(num_patches)
+    rows, columns = (px // patch for px in hints.image_px or (side * patch, side * patch))
+    is_oblong = rows != columns and rows * columns == num_patches
+    if is_oblong or side * side != num_patches:  # rows and columns are counted to one number
+      raise UserError(f'expected a square grid of positions, got {num_patches} patches for images of other sides. '
+                      'Correct --model=image, or use other weights.')
     own['coordinates'] = dataclasses.replace(index, grid=side)
   return schema.LearnedRotary(mixed=is_mixed, **own, **resize)
 
@@ -196,17 +207,19 @@ def _check_heads(heads: int, width: int, *, said: int) -> None:
 
 
 def _efficientnet(leaves: Leaves) -> schema.EfficientNet:
-  """Returns the settings of the published EfficientNet with these channels and blocks."""
-  found = {name for name in leaves if re.fullmatch(r'backbone/stage\d+/block\d+/depthwise/conv/kernel', name)}
-  channels = leaves['backbone/stem/conv/kernel'].shape[-1]
+  """Returns the settings of the published EfficientNet with these channels and blocks; B1 and B2 differ in the top."""
+  _check_present(leaves, 'backbone/stem/conv/kernel', 'backbone/top/conv/kernel')
+  stem, top = (leaves[f'backbone/{layer}/conv/kernel'].shape[-1] for layer in ('stem', 'top'))
+  blocks = {name for name in leaves if re.fullmatch(r'backbone/stage\d+/block\d+/depthwise/conv/kernel', name)}
   for name in sizes.EFFICIENTNET:
-    one = sizes.efficientnet(name)
-    blocks = {f'backbone/stage{s}/{block.name}/depthwise/conv/kernel'
-              for s, stage in enumerate(efficientnet.stages(one), 1) for block in stage}
-    if blocks == found and efficientnet.scaled(efficientnet.STEM, one.width_factor) == channels:
-      return one
-  raise UserError(f'it is an EfficientNet with {channels} channels in its stem and {len(found)} blocks; known are '
-                  f'{", ".join(sizes.EFFICIENTNET)}')
+    model = sizes.efficientnet(name)
+    channels = [efficientnet.scaled(num, model.width_factor) for num in (efficientnet.STEM, efficientnet.TOP)]
+    blocks_of_model = {f'backbone/stage{s}/{block.name}/depthwise/conv/kernel'
+                       for s, stage in enumerate(efficientnet.stages(model), 1) for block in stage}
+    if channels == [stem, top] and blocks == blocks_of_model:
+      return model
+  raise UserError(f'it is an EfficientNet with {stem} channels in its stem, {top} in its top and {len(blocks)} blocks; '
+                  f'known are {", ".join(sizes.EFFICIENTNET)}')
 
 
 def efficientnet_px(model: schema.EfficientNet) -> tuple[int, int]:
@@ -257,18 +270,3 @@ def _with_joined_heads(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
   if layer and layer[2] == 'kernel':  # [..., A, K, D]
     return (*shape[:-3], math.prod(shape[-3:-1]), shape[-1])
   return shape
-
-
-def grid(num_tokens: int, patch: int, image_px: tuple[int, int] | None) -> tuple[int, int]:
-  """Returns the token grid (h, w): that of `image_px` if the number of tokens matches, else the square one.
-
-  Raises:
-    UserError: neither grid exists.
-  """
-  if image_px and (image_px[0] // patch) * (image_px[1] // patch) == num_tokens:
-    return image_px[0] // patch, image_px[1] // patch
-  side = math.isqrt(num_tokens)
-  if side * side == num_tokens:
-    return side, side
-  raise UserError(f'{num_tokens} positions are no square grid; say for which images they are: '
-                  f'--model=image=HEIGHTxWIDTH (patches have {patch} px)')

@@ -222,7 +222,10 @@ class ConvNorm(nn.Module, kw_only=True):
 
 
 class Gate(nn.Module, kw_only=True):
-  """`x * sigmoid(W2 silu(W1 mean(x) + b1) + b2)`, a factor for each channel, which is f32 (arXiv 1709.01507)."""
+  """`x * sigmoid(W2 silu(W1 mean(x) + b1) + b2)`, with one factor for each channel (arXiv 1709.01507).
+
+  The factors are computed in f32, and multiply in the dtype of `x`.
+  """
   squeezed: int
   forms: Forms
 
@@ -247,7 +250,7 @@ class InvertedBottleneck(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array, rate: Array | None, key: Key | None) -> Array:
-    """`[B, H, W, I]` to `[B, H / stride, W / stride, O]`, in the compute dtype."""
+    """Maps `[B, H, W, I]` to `[B, ceil(H / stride), ceil(W / stride), O]`, in the compute dtype."""
     b, y = self.block, x
     like: dict[str, Any] = {'running': self.running, 'dtype': self.dtype, 'forms': self.forms}
     if b.hidden != b.inputs:
@@ -273,7 +276,7 @@ def _draws(num_blocks: int, last_rate: float, key: Key | None) -> list[Draw]:
 
 
 class Stage(nn.Module, kw_only=True):
-  """Equal blocks, each with its stochastic depth."""
+  """Blocks in sequence, each with its stochastic depth; the first one may have a stride and other input channels."""
   blocks: tuple[Block, ...]
   running: Running
   dtype: DTypeLike

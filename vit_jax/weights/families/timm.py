@@ -194,21 +194,19 @@ def with_register_rows(leaves: Tensors, weights: Weights) -> Tensors:
 
 def finish(tensors: Tensors, weights: Weights) -> Tensors:
   """Returns the tensors of a network as timm's classes expect them."""
-  m = weights.model
+  m, tensors = weights.model, dict(tensors)
   if not isinstance(m, schema.ViT):
     return tensors
   if getattr(m.positions, 'mixed', False):  # the frequencies of all blocks are one tensor, [2, L, A, K / 2]
-    by_block = [tensors[f'blocks.{i}.rope.freqs'] for i in range(m.depth)]
-    others = {name: x for name, x in tensors.items() if not name.endswith('.rope.freqs')}
-    return {**others, 'rope.freqs': np.stack(by_block, axis=1)}
-  if isinstance(m.stem, schema.ResNetStem) and not m.stem.layers:  # it has another name without stages
-    return record.renamed(tensors, (r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.'))
-  if m.last_norm is LastNorm.POOLED:
-    return record.renamed(tensors, (r'^norm\.', 'fc_norm.'))
+    tensors['rope.freqs'] = np.stack([tensors.pop(f'blocks.{i}.rope.freqs') for i in range(m.depth)], axis=1)
   if weights.decoder:
-    return tensors | {'decoder_pos_embed': record.decoder_positions(weights)}
+    tensors['decoder_pos_embed'] = record.decoder_positions(weights)
   if weights.num_classes and not weights.head.bias:
-    return tensors | {'head.bias': np.zeros(weights.num_classes, np.float32)}
+    tensors['head.bias'] = np.zeros(weights.num_classes, np.float32)
+  if isinstance(m.stem, schema.ResNetStem) and not m.stem.layers:  # it has another name without stages
+    tensors = record.renamed(tensors, (r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.'))
+  if m.last_norm is LastNorm.POOLED:
+    tensors = record.renamed(tensors, (r'^norm\.', 'fc_norm.'))
   return tensors
 
 
@@ -218,7 +216,7 @@ ACTIVATION = {Gelu.EXACT: 'gelu', Gelu.TANH: 'gelu_tanh', Gelu.QUICK: 'quick_gel
 HYBRIDS = {((), 192): 'vit_tiny_r_s16_p8_224', ((2, 2, 2, 2), 384): 'vit_small_r26_s32_224',
            ((2, 2, 2, 2), 768): 'vit_base_r26_s32_224', ((3, 4, 9), 768): 'vit_base_r50_s16_224',
            ((3, 4, 6, 3), 1024): 'vit_large_r50_s32_224'}
-"""By stages of the stem and width."""
+"""By stages of the stem and width of the network."""
 BITS = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4')
 ENDS = {schema.ResNet: ('stem.conv', 'head.fc'), schema.EfficientNet: ('conv_stem', 'classifier'),
         schema.Mixer: ('stem.proj', 'head'), schema.ViT: ('patch_embed.proj', 'head')}
@@ -239,7 +237,7 @@ def config(weights: Weights) -> dict[str, Any]:
   interpolation = 'bilinear' if p.interpolation is Interpolation.AREA else p.interpolation.value
   first_layer, last_layer = ENDS[type(m)]
   if isinstance(m, schema.ViT) and isinstance(m.stem, schema.ResNetStem):
-    first_layer = 'patch_embed.backbone.stem.conv'
+    first_layer = 'patch_embed.backbone.stem.conv' if m.stem.layers else 'patch_embed.backbone.conv'
   takes_any_size = isinstance(m, schema.ResNet | schema.EfficientNet)
   content: dict[str, Any] = {
       'architecture': name, 'num_classes': weights.num_classes,
@@ -258,17 +256,13 @@ def _architecture(weights: Weights) -> tuple[str, dict[str, Any]]:
   """Returns timm's name of the network, and the arguments of `create_model` for its other settings."""
   m, p = weights.model, weights.preprocess
   match m:
-    case schema.ViT() if isinstance(m.stem, schema.ResNetStem):
-      if hybrid := HYBRIDS.get((m.stem.layers, m.width)):
-        return hybrid, {'img_size': side_px(p), 'act_layer': ACTIVATION[m.gelu]}
-      raise UserError(f'--to: expected a network that timm has, got a hybrid with the stem {m.stem.layers} and width '
-                      f'{m.width}. Write a single .safetensors file.')
     case schema.ViT():
-      return _vit(m, p)
+      return _vit_name(m), _vit_arguments(m, p)
     case schema.Mixer():
-      letters = {512: 's', 768: 'b', 1024: 'l'}
-      if m.width in letters and p.image_px == (224, 224):
-        return f'mixer_{letters[m.width]}{m.patch}_224', {'act_layer': ACTIVATION[m.gelu]}
+      for size in 'SBL':
+        is_of_size = (m.width, m.depth, m.tokens_mlp, m.channels_mlp) == sizes.MIXER[size]
+        if is_of_size and m.patch in sizes.MIXER_PATCHES[size] and p.image_px == (224, 224):
+          return f'mixer_{size.lower()}{m.patch}_224', {'act_layer': ACTIVATION[m.gelu]}
     case schema.ResNet():
       for size in BITS:
         if sizes.resnet(f'R{size}') == schema.ResNet(m.layers, m.width):
@@ -281,8 +275,19 @@ def _architecture(weights: Weights) -> tuple[str, dict[str, Any]]:
                   '.safetensors file.')
 
 
-def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
-  """Returns the name and the arguments of `create_model` for a ViT whose patches are cut from the image itself."""
+def _vit_name(m: schema.ViT) -> str:
+  """Returns the name of a network of timm with the class and the stem of this one. Raises UserError for other stems."""
+  if not isinstance(m.stem, schema.ResNetStem):
+    return 'deit_base_distilled_patch16_224' if m.pool.distillation else 'vit_base_patch16_224'
+  name = HYBRIDS.get((m.stem.layers, m.width))
+  if name is None or m.stem.width != schema.ResNetStem().width:
+    raise UserError(f'--to: expected a network that timm has, got a hybrid with the stem {m.stem.layers} of '
+                    f'{m.stem.width} channels and width {m.width}. Write a single .safetensors file.')
+  return name
+
+
+def _vit_arguments(m: schema.ViT, p: Preprocess) -> dict[str, Any]:
+  """Returns the arguments of `create_model`, which go before the settings of the network of `_vit_name`."""
   others = {  # what the arguments of timm's class VisionTransformer in a file cannot describe
       f'positions {checks.kind(m.positions)}': m.positions.is_rotary,
       'RMSNorm': isinstance(m.norm, schema.RmsNorm),
@@ -291,7 +296,8 @@ def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
       'no bias of the keys alone': m.attention.qkv_bias is QkvBias.QUERY_VALUE,
       'no bias of the output matrices': not (m.attention.out_bias and m.mlp.bias),
       'a pool over the class token': m.pool.has_parameters and m.pool.class_token,
-      'a SwiGLU MLP': isinstance(m.mlp, SwiGlu)}
+      'a SwiGLU MLP': isinstance(m.mlp, SwiGlu),
+      'a distillation token after a ResNet stem': m.pool.distillation and isinstance(m.stem, schema.ResNetStem)}
   if unsupported := [name for name, is_so in others.items() if is_so]:
     raise UserError(f'--to: expected a network that a timm config.json can describe, got one with '
                     f'{", ".join(unsupported)}. Write a single .safetensors file, whose tensors timm reads by name.')
@@ -299,8 +305,8 @@ def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
     raise UserError('pool=first: expected a pooling that timm has, got the first patch token. Write a single '
                     '.safetensors or .npz file.')
   arguments: dict[str, Any] = {
-      'img_size': side_px(p), 'patch_size': m.patch, 'embed_dim': m.width, 'depth': m.depth, 'num_heads': m.heads,
-      'mlp_ratio': m.mlp.hidden / m.width, 'act_layer': ACTIVATION[m.gelu]}
+      'img_size': side_px(p), 'patch_size': m.patch // m.stem.stride, 'embed_dim': m.width, 'depth': m.depth,
+      'num_heads': m.heads, 'mlp_ratio': m.mlp.hidden / m.width, 'act_layer': ACTIVATION[m.gelu]}
   optional = {'init_values': layer_scale(m), 'reg_tokens': m.registers, 'qk_norm': m.attention.qk_norm}
   arguments |= {name: value for name, value in optional.items() if value}
   if m.attention.qkv_bias is QkvBias.NONE:
@@ -308,4 +314,4 @@ def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
   if not isinstance(m.pool, schema.ClassToken):
     arguments |= {'class_token': m.pool.class_token, 'global_pool': 'map' if m.pool.has_parameters else 'avg',
                   'fc_norm': m.last_norm is LastNorm.POOLED}
-  return ('deit_base_distilled_patch16_224' if m.pool.distillation else 'vit_base_patch16_224'), arguments
+  return arguments
