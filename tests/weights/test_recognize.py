@@ -207,6 +207,15 @@ def test_an_efficientnet_of_other_channels_is_refused_with_what_it_has() -> None
     infer.model({'backbone/stem/conv/kernel': np.zeros((1, 1, 8, 32))}, hints.Hints())
 
 
+@pytest.mark.parametrize('name', ['backbone/stem/kernel', 'backbone/blocks/norm1/scale',
+                                  'backbone/blocks/channels/up/kernel'])
+def test_a_mixer_without_one_of_its_tensors_is_refused(name: str) -> None:
+  found = recognize.leaves_of(made.network(made.MIXER))
+  del found[name]
+  with pytest.raises(UserError, match=f'expected the tensors of a known network, got none for {name}'):
+    infer.model(found, hints.Hints())
+
+
 def test_positions_counted_on_the_grid_of_their_table_need_a_square_one() -> None:
   known = hints.Hints(settings={'positions.base': 1e4, 'positions.coordinates': schema.ByIndex(hints.OWN_GRID)})
   found = recognize.leaves_of(made.network(positions=schema.LearnedRotary(1e4)))
