@@ -105,18 +105,16 @@ def prepare(tensors: Tensors, families: Iterable[Family]) -> Prepared:
   for prefix in ('_orig_mod.', 'module.', 'model.', 'backbone.', 'encoder.', 'teacher.backbone.'):
     if not {'cls_token', 'patch_embed.proj.weight'} & tensors.keys():
       tensors = record.renamed(tensors, (f'^{re.escape(prefix)}', ''))
-  groups = r'^blocks\.\d+\.(\d+)\.(?=norm|attn|ls|mlp)'  # of blocks, in DINOv2's training
-  tensors = record.renamed(tensors, (groups, r'blocks.\1.'))
+  in_group = r'^blocks\.\d+\.(\d+)\.(?=norm|attn|ls|mlp)'  # blocks.0.11.attn.qkv.weight, of DINOv2's training
+  tensors = record.renamed(tensors, (in_group, r'blocks.\1.'))
   tensors, counters = record.dropping(tensors, {r'.*\.num_batches_tracked': 'a counter'})
-  drops: dict[str, str] = {}
-  for family in families:
-    drops |= family.timm_drops
+  drops = {pattern: reason for family in families for pattern, reason in family.timm_drops.items()}
   tensors, dropped = record.dropping(tensors, drops)
   lines = counters + dropped
   names_before = tensors.keys()
   for family in families:
-    tensors, more = family.to_timm(tensors)
-    lines += more
+    tensors, more_lines = family.to_timm(tensors)
+    lines += more_lines
   return Prepared(tensors, lines, label='timm' if names_before <= {*tensors, 'head.bias'} else '')
 
 
@@ -135,7 +133,7 @@ def vit(matches: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], H
         formats: tuple[str, ...] = (), rename: Callable[[Tensors], Changed] | None = None,
         warn: Warn = lambda model, clues: [],
         first_rows: tuple[str, ...] | Callable[[Tensors], tuple[str, ...]] = first_rows_of) -> Files:
-  """Returns how ViTs of a family look under the names of timm.
+  """Returns the record of files with ViTs of a family, which have the names of timm or are renamed to them.
 
   Args:
     matches, hints, label, formats, warn, first_rows: as in `Files`.
@@ -143,16 +141,16 @@ def vit(matches: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], H
   """
   def change(tensors: Tensors) -> Changed:
     tensors, lines = rename(tensors) if rename else Changed(tensors)
-    tensors, more = _change(tensors)
-    return Changed(tensors, lines + more)
+    tensors, more_lines = _change(tensors)
+    return Changed(tensors, lines + more_lines)
 
   def with_norm_after_pool(tensors: Tensors) -> Hints:
-    known = hints if isinstance(hints, Hints) else hints(tensors)
-    return known._replace(norm_after_pool=_is_norm_after(tensors))
+    of_family = hints if isinstance(hints, Hints) else hints(tensors)
+    return of_family._replace(norm_after_pool=_is_norm_after(tensors))
 
-  return Files('file' if rename else 'timm', matches, lambda tensors: READ_PACKED if is_packed(tensors) else READ,
-               with_norm_after_pool, change=change, warn=warn, label=label, formats=formats, written=names_of,
-               first_rows=first_rows)
+  return Files(program='file' if rename else 'timm', matches=matches,
+               table=lambda tensors: READ_PACKED if is_packed(tensors) else READ, hints=with_norm_after_pool,
+               change=change, warn=warn, label=label, formats=formats, written=names_of, first_rows=first_rows)
 
 
 def is_packed(tensors: Tensors) -> bool:
@@ -193,7 +191,7 @@ def with_register_rows(leaves: Tensors, weights: Weights) -> Tensors:
 
 
 def finish(tensors: Tensors, weights: Weights) -> Tensors:
-  """Returns the tensors of a network as timm's classes expect them."""
+  """Returns the tensors of a network, named as in its table, as timm's classes expect them."""
   m, tensors = weights.model, dict(tensors)
   if not isinstance(m, schema.ViT):
     return tensors
@@ -216,8 +214,8 @@ ACTIVATION = {Gelu.EXACT: 'gelu', Gelu.TANH: 'gelu_tanh', Gelu.QUICK: 'quick_gel
 HYBRIDS = {((), 192): 'vit_tiny_r_s16_p8_224', ((2, 2, 2, 2), 384): 'vit_small_r26_s32_224',
            ((2, 2, 2, 2), 768): 'vit_base_r26_s32_224', ((3, 4, 9), 768): 'vit_base_r50_s16_224',
            ((3, 4, 6, 3), 1024): 'vit_large_r50_s32_224'}
-"""By stages of the stem and width of the network."""
-BITS = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4')
+"""Names of hybrids by the units of each stage of the stem, and the width of the network."""
+BITS = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4')  # depths and width factors of BiT in timm
 ENDS = {schema.ResNet: ('stem.conv', 'head.fc'), schema.EfficientNet: ('conv_stem', 'classifier'),
         schema.Mixer: ('stem.proj', 'head'), schema.ViT: ('patch_embed.proj', 'head')}
 """Names of the first and last layer."""
@@ -229,32 +227,31 @@ def config(weights: Weights) -> dict[str, Any]:
   Raises:
     UserError: timm has no such network.
   """
-  m, p = weights.model, weights.preprocess
-  name, arguments = _architecture(weights)
+  model, p = weights.model, weights.preprocess
+  name, arguments = _architecture(model, p)
   crop: dict[str, Any] = {'crop_pct': 1., 'crop_mode': 'squash'}
   if p.resize_px:
     crop = {'crop_pct': min(p.image_px) / p.resize_px, 'crop_mode': 'center'}
   interpolation = 'bilinear' if p.interpolation is Interpolation.AREA else p.interpolation.value
-  first_layer, last_layer = ENDS[type(m)]
-  if isinstance(m, schema.ViT) and isinstance(m.stem, schema.ResNetStem):
-    first_layer = 'patch_embed.backbone.stem.conv' if m.stem.layers else 'patch_embed.backbone.conv'
-  takes_any_size = isinstance(m, schema.ResNet | schema.EfficientNet)
+  first_layer, last_layer = ENDS[type(model)]
+  if isinstance(model, schema.ViT) and isinstance(model.stem, schema.ResNetStem):
+    first_layer = 'patch_embed.backbone.stem.conv' if model.stem.layers else 'patch_embed.backbone.conv'
+  takes_any_size = isinstance(model, schema.ResNet | schema.EfficientNet)
   content: dict[str, Any] = {
       'architecture': name, 'num_classes': weights.num_classes,
-      'global_pool': arguments.get('global_pool', 'token' if isinstance(m, schema.ViT) else 'avg'),
+      'global_pool': arguments.get('global_pool', 'token' if isinstance(model, schema.ViT) else 'avg'),
       'model_args': arguments,
       'pretrained_cfg': {'tag': 'vit_jax', 'custom_load': False, 'input_size': [3, *p.image_px],
                          'fixed_input_size': not takes_any_size, 'interpolation': interpolation, **crop,
                          'mean': list(p.mean), 'std': list(p.std), 'num_classes': weights.num_classes,
                          'pool_size': None, 'first_conv': first_layer, 'classifier': last_layer}}
-  optional = {'position_resize': position_resize(m), 'network': hidden_settings(m),
+  optional = {'position_resize': position_resize(model), 'network': hidden_settings(model),
               'label_names': list(weights.class_names)}
   return content | {key: value for key, value in optional.items() if value}
 
 
-def _architecture(weights: Weights) -> tuple[str, dict[str, Any]]:
+def _architecture(m: schema.Model, p: Preprocess) -> tuple[str, dict[str, Any]]:
   """Returns timm's name of the network, and the arguments of `create_model` for its other settings."""
-  m, p = weights.model, weights.preprocess
   match m:
     case schema.ViT():
       return _vit_name(m), _vit_arguments(m, p)
@@ -287,7 +284,7 @@ def _vit_name(m: schema.ViT) -> str:
 
 
 def _vit_arguments(m: schema.ViT, p: Preprocess) -> dict[str, Any]:
-  """Returns the arguments of `create_model`, which go before the settings of the network of `_vit_name`."""
+  """Returns the arguments of `create_model`, which override the settings of the network that `_vit_name` names."""
   others = {  # what the arguments of timm's class VisionTransformer in a file cannot describe
       f'positions {checks.kind(m.positions)}': m.positions.is_rotary,
       'RMSNorm': isinstance(m.norm, schema.RmsNorm),
