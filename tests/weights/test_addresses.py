@@ -180,6 +180,22 @@ def test_what_no_server_knows_is_a_message(cache: pathlib.Path, hub: hubs.Hub) -
   assert files_in(cache) == []
 
 
+def test_an_address_of_another_kind_is_no_missing_path() -> None:
+  expected = r's3://b/x: expected weights as a path, gs://…, https://…, hf://OWNER/NAME or a known name \(.*\), got an '
+  with pytest.raises(addresses.NoWeights, match=f'{expected}address of s3://. Download the file and give its path.'):
+    addresses.local('s3://b/x')
+
+
+def test_without_downloads_a_message_says_that_only_the_cache_was_searched(hub: hubs.Hub) -> None:
+  hub.repos['a/b'] = hubs.Repo({'config.json': b'{}', 'model.safetensors': CONTENT})
+  with pytest.raises(UserError, match='hf://a/b: expected a model .*, got one without in the cache. Choose another'):
+    addresses.local('hf://a/b', offline=True)
+  with pytest.raises(UserError, match='a/b/x.npz: expected a file of .*, got none of this name in the cache. Use'):
+    addresses.local('hf://a/b/x.npz', offline=True)
+  with pytest.raises(UserError, match='https://h/a.npz: .*got "not in the cache"'):
+    addresses.local('https://h/a.npz', offline=True)
+
+
 class Terminal(io.StringIO):
   """A standard error that a person looks at."""
 

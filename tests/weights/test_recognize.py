@@ -13,8 +13,10 @@ import pytest
 from tests.weights import made
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
+from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.weights import infer, recognize, tables
+from vit_jax.recipes import sizes
+from vit_jax.weights import hints, infer, loading, recognize, tables
 
 Tensors = dict[str, np.ndarray]
 
@@ -187,3 +189,39 @@ def test_reasons_of_a_program_with_names_of_its_own_are_given_for_its_files_alon
   assert recognize.reasons(['head.fc.weight'], 'timm') == []
   assert 'out_type of MMPretrain' in recognize.reasons(['head.fc.weight'], 'mmpretrain')[0]
   assert 'BEiT' in recognize.reasons(['blocks.0.attn.relative_position_bias_table'], 'timm')[0]
+
+
+@pytest.mark.quick('B2', reason='2 to 10 s: a network is traced; B1 and B2 alone have equal blocks')
+@pytest.mark.parametrize('name', sizes.EFFICIENTNET)
+def test_each_efficientnet_is_known_by_its_shapes(name: str) -> None:
+  model = sizes.efficientnet(name)
+  shapes = trees.flatten(loading.expected(model, schema.Head(), 0, None, (32, 32), with_dist=False))
+  assert infer.model(shapes, hints.Hints()) == model
+
+
+def test_an_efficientnet_of_other_channels_is_refused_with_what_it_has() -> None:
+  found = {f'backbone/{name}/conv/kernel': np.zeros((1, 1, 8, num)) for name, num in (('stem', 32), ('top', 1281))}
+  with pytest.raises(UserError, match='32 channels in its stem, 1281 in its top and 0 blocks; known are B0, B1'):
+    infer.model(found, hints.Hints())
+  with pytest.raises(UserError, match='expected the tensors of a known network, got none for backbone/top/conv/kernel'):
+    infer.model({'backbone/stem/conv/kernel': np.zeros((1, 1, 8, 32))}, hints.Hints())
+
+
+@pytest.mark.parametrize('name', ['backbone/stem/kernel', 'backbone/blocks/norm1/scale',
+                                  'backbone/blocks/channels/up/kernel'])
+def test_a_mixer_without_one_of_its_tensors_is_refused(name: str) -> None:
+  found = recognize.leaves_of(made.network(made.MIXER))
+  del found[name]
+  with pytest.raises(UserError, match=f'expected the tensors of a known network, got none for {name}'):
+    infer.model(found, hints.Hints())
+
+
+def test_positions_counted_on_the_grid_of_their_table_need_a_square_one() -> None:
+  known = hints.Hints(settings={'positions.base': 1e4, 'positions.coordinates': schema.ByIndex(hints.OWN_GRID)})
+  found = recognize.leaves_of(made.network(positions=schema.LearnedRotary(1e4)))
+  assert infer.model(found, known).positions.coordinates == schema.ByIndex(4)
+  with pytest.raises(UserError, match='expected a square grid of positions, got 16 patches for images of other sides'):
+    infer.model(found, known._replace(image_px=(16, 64)))
+  found['backbone/positions'] = np.zeros((1, 9, 32), np.float32)
+  with pytest.raises(UserError, match='expected a square grid of positions, got 8 patches'):
+    infer.model(found, known)

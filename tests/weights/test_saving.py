@@ -13,12 +13,16 @@ from tests.weights import made
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Interpolation, PositionsAt, checks
 from vit_jax.core.errors import UserError
-from vit_jax.weights import files, loading, resize, saving
+from vit_jax.recipes import sizes
+from vit_jax.weights import files, loading, recognize, resize, saving
 from vit_jax.weights.families import timm
 from vit_jax.weights.network import Weights
 
 OF_MAE = schema.SinCos(schema.Frequencies.MAE)
+STEM_OF_TIMM = {'std_eps': 0., 'var_eps': 1e-8, 'norm_eps': 1e-5}
 HYBRID = {'stem': schema.ResNetStem((1,)), 'patch': 8}
+TINY_HYBRID: dict[str, Any] = {'stem': schema.ResNetStem((), **STEM_OF_TIMM), 'patch': 32, 'width': 192}
+AFTER_POOL: dict[str, Any] = {'pool': schema.Mean(), 'last_norm': schema.LastNorm.POOLED}
 DINOV2: dict[str, Any] = {'block.layer_scale': .1, 'num_classes': 0, 'class_names': ()}
 
 
@@ -66,13 +70,15 @@ def test_preprocessing_of_big_vision_comes_back(
     ('timm', 'a.pth', {'pool.distillation': True}), ('huggingface', 'f', {'pool.distillation': True}),
     ('timm', 'a.safetensors', {'registers': 3, 'block.layer_scale': .1}), ('timm', 'f', {'registers': 3}),
     ('timm', 'a.pth', {'pool': schema.Mean(class_token=True), 'last_norm': schema.LastNorm.POOLED}),
-    ('timm', 'f', {'pool': schema.Mean(), 'last_norm': schema.LastNorm.POOLED}),
+    ('timm', 'f', AFTER_POOL), ('timm', 'f', {**TINY_HYBRID, **AFTER_POOL}),
     ('timm', 'a.safetensors', {'pool': schema.Map()}), ('big_vision', 'a.npz', {'pool': schema.Map()}),
     ('timm', 'a.safetensors', {'attention.qk_norm': True}), ('timm', 'a.safetensors', {'mlp': schema.SwiGlu(48)}),
     ('vision_transformer', 'a.npz', {'pool': schema.Mean()}), ('big_vision', 'a.npz', {'pool': schema.Mean()}),
     ('big_vision', 'a.npz', {'pool': schema.Mean(), 'positions': schema.SinCos()}),
     ('timm', 'a.pth', HYBRID), ('vision_transformer', 'a.npz', HYBRID),
     ('timm', 'a.pth', {**HYBRID, 'stem': schema.ResNetStem(())}),
+    ('timm', 'a.pth', {**HYBRID, 'stem': schema.ResNetStem(()), **AFTER_POOL}),
+    ('timm', 'a.safetensors', {'positions': schema.Rotary(10., mixed=True), **AFTER_POOL}),
     ('timm', 'a.pth', {'attention.qkv_bias': schema.QkvBias.NONE})])
 def test_its_variants_come_back(family: str, name: str, changes: dict, tmp_path: pathlib.Path) -> None:
   found = made.network(**changes)
@@ -150,6 +156,40 @@ def test_a_folder_for_timm_says_its_name_for_the_network() -> None:
       timm.config(made.network()._replace(model=model))
 
 
+def test_the_config_of_a_hybrid_has_all_that_differs_from_the_network_of_its_name() -> None:
+  config = timm.config(made.network(**TINY_HYBRID, **AFTER_POOL, registers=2))
+  assert (config['architecture'], config['global_pool']) == ('vit_tiny_r_s16_p8_224', 'avg')
+  assert config['pretrained_cfg']['first_conv'] == 'patch_embed.backbone.conv'  # its stem has no stages
+  assert config['model_args'] == {
+      'img_size': 32, 'patch_size': 8, 'embed_dim': 192, 'depth': 2, 'num_heads': 4, 'mlp_ratio': 48 / 192,
+      'act_layer': 'gelu_tanh', 'reg_tokens': 2, 'class_token': False, 'global_pool': 'avg', 'fc_norm': True}
+  stem = schema.ResNetStem((2, 2, 2, 2), **STEM_OF_TIMM)
+  config = timm.config(made.network()._replace(model=schema.ViT(patch=32, width=768, stem=stem)))
+  assert (config['architecture'], config['global_pool']) == ('vit_base_r26_s32_224', 'token')
+  assert config['pretrained_cfg']['first_conv'] == 'patch_embed.backbone.stem.conv'
+  assert config['model_args']['patch_size'] == 1  # of the map of the stem
+
+
+def test_only_the_mixers_that_timm_has_have_a_config() -> None:
+  made_for = made.network(preprocess=made.HOW._replace(image_px=(224, 224)))
+  for name in ('S/32', 'S/16', 'B/32', 'B/16', 'L/32', 'L/16'):
+    config = timm.config(made_for._replace(model=sizes.mixer(name)))
+    assert config['architecture'] == f'mixer_{name[0].lower()}{name[2:]}_224'
+  base = sizes.mixer('B/16')
+  for other in ({'patch': 8}, {'depth': 13}, {'tokens_mlp': 96}, {'channels_mlp': 768}):
+    with pytest.raises(UserError, match='got another Mixer. Write a single .safetensors file'):
+      timm.config(made_for._replace(model=dataclasses.replace(base, **other)))
+  with pytest.raises(UserError, match='got another Mixer'):
+    timm.config(made_for._replace(model=sizes.mixer('H/14')))
+
+
+@pytest.mark.parametrize('changes', [
+    {}, AFTER_POOL, {'positions': schema.Rotary(10., mixed=True)}, {**HYBRID, 'stem': schema.ResNetStem(())}])
+def test_a_head_without_a_bias_has_zeros_in_a_file_of_timm(changes: dict[str, Any]) -> None:
+  tensors = recognize.to_tensors(made.network(head=schema.Head(bias=False), **changes), 'timm')
+  np.testing.assert_array_equal(tensors['head.bias'], np.zeros(7))
+
+
 @pytest.mark.parametrize(('family', 'name'), [('timm', 'a.pth'), ('huggingface', 'folder'), ('run', 'folder')])
 def test_a_masked_autoencoder_comes_back_with_its_decoder(family: str, name: str, tmp_path: pathlib.Path) -> None:
   found = made.network(num_classes=0, decoder=made.DECODER, class_names=())
@@ -193,6 +233,9 @@ def test_transformers_names_are_those_of_its_files(tmp_path: pathlib.Path) -> No
     ('huggingface', 'f', {**DINOV2, 'mlp': schema.Mlp(50)}, 'a whole mlp_ratio states, got 50 for the width 32. Set'),
     ('huggingface', 'f', {**DINOV2, 'mlp': schema.SwiGlu(40)}, 'a whole mlp_ratio states, got 40 for the width 32'),
     ('timm', 'f', {**HYBRID}, r'got a hybrid with the stem \(1,\)'),
+    ('timm', 'f', {**TINY_HYBRID, 'norm_before': True}, 'can describe, got one with a norm before the blocks'),
+    ('timm', 'f', {**TINY_HYBRID, 'pool.distillation': True}, 'got one with a distillation token after a ResNet stem'),
+    ('timm', 'f', {**TINY_HYBRID, 'stem.width': 32}, r'the stem \(\) of 32 channels and width 192'),
     ('timm', 'a.npz', {}, '--to: expected a folder or .safetensors or .pth .* with --family=timm, got a.npz'),
     ('bit', 'a.npz', {}, 'files of bit have no place for 24 of the parameters'),
     ('keras', 'a.npz', {}, "--family: expected one of vision_transformer, big_vision, .*, got 'keras'")])

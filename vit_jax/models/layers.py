@@ -96,7 +96,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-  """`x / sqrt(mean(x^2) + eps) * scale` over the last axis (arXiv 1910.07467), with `scale [D]`; f32 in and out."""
+  """`x / sqrt(mean(x^2) + eps) * scale` over the last axis (arXiv 1910.07467), with `scale [D]`; f32 out."""
   eps: float
   forms: Forms = FAST
   axis: str = 'embed'

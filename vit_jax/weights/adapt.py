@@ -17,7 +17,7 @@ from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params, PyTree
 from vit_jax.models.rivals import mixer
-from vit_jax.weights import infer, resize, tables
+from vit_jax.weights import resize, tables
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.network import Line, Report, Weights, describe, setting
 
@@ -139,7 +139,6 @@ def _resize_positions(leaves: Leaves, weights: Weights, target: Target) -> _Chan
                         for model, px in ((old, weights.preprocess.image_px), (new, target.image_px)))
   if POSITIONS in leaves:
     tokens, patches = np.split(leaves[POSITIONS][0], [old.num_first])
-    old_grid = infer.grid(len(patches), old.patch, weights.preprocess.image_px)
   elif isinstance(old.positions, SinCos):
     tokens, patches = np.zeros((old.num_first, old.width), np.float32), resize.fixed(old.positions, old_grid, old.width)
     lines.append(Line(POSITIONS, 'resized', f'from the fixed {old.positions.frequencies.value} ones of the weights'))

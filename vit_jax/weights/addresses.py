@@ -26,7 +26,7 @@ INDEX = 'model.safetensors.index.json'
 MODEL_FILES = ('model.safetensors', INDEX, 'pytorch_model.bin', 'adapter_model.safetensors', 'flax_model.msgpack')
 """Weight files of a model, or their index; the first one that exists is used."""
 SUFFIXES = ('.npz', '.safetensors', '.pth', '.pt', '.bin', '.msgpack')
-MOST_SHARDS = 1000  # of one model
+MOST_SHARDS = 1000  # files of one model
 MOST_TOKENIZER_BYTES = 64 << 20  # Gemma's vocabulary takes 34 MB
 _MOST_NAME = 200  # bytes; the limit of file systems is 255, and temporary names are longer
 
@@ -44,14 +44,14 @@ def local(where: str, *, opener: Opener = open_address, offline: bool = False) -
     offline: whether only the cache is used.
 
   Raises:
-    NoWeights: the file does not exist.
+    NoWeights: the file does not exist, or the address is of another kind.
     UserError: the download failed, or its name would lead out of the cache.
   """
   try:
     path = pathlib.Path(where).expanduser()
     if path.exists():
       return path
-  except (OSError, RuntimeError) as error:  # no permission, a name that is too long, or an unknown user after ~
+  except (OSError, RuntimeError) as error:  # no permission, a name that is too long, or ~ with an unknown user
     reason = getattr(error, 'strerror', None) or error
     raise failures.error_class(error)(f'{where}: expected the path of a file or folder, got "{reason}". Check the '
                                       'path.') from error
@@ -71,11 +71,14 @@ def local(where: str, *, opener: Opener = open_address, offline: bool = False) -
     case '':
       if known := published.address(where):
         return local(known, opener=opener, offline=offline)
+  expected = (f'{where}: expected weights as a path, gs://…, https://…, hf://OWNER/NAME or a known name '
+              '(ViT-B_16-i21k, timm/vit_…, or the name of an AugReg file)')
+  if rest:
+    raise NoWeights(f'{expected}, got an address of {scheme}://. Download the file and give its path.')
   near = published.nearest(where)
-  raise NoWeights(f'{where}: expected weights as a path, gs://…, https://…, hf://OWNER/NAME or a known name '
-                  '(ViT-B_16-i21k, timm/vit_…, or the name of an AugReg file), got a path where there is no file or '
-                  'folder.' + (f' Did you mean {" or ".join(near)}?' if near else
-                               ' Check the path, or list the known names with vit-jax list --weights.'))
+  advice = f'Did you mean {" or ".join(near)}?' if near else (
+      'Check the path, or list the known names with vit-jax list --weights.')
+  raise NoWeights(f'{expected}, got a path where there is no file or folder. {advice}')
 
 
 def exists(where: str | pathlib.Path) -> bool:
@@ -102,17 +105,18 @@ def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
   for name in MODEL_FILES:
     if (path / name).is_file():
       return [path / shard for shard in _shard_names(path / INDEX)] if name == INDEX else [path / name]
-  found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES)
-  if len(found) == 1:
-    return found
-  below = sorted(one.parent for name in MODEL_FILES for one in path.glob(f'*/{name}'))
-  if below and not found:
+  content = sorted(path.iterdir())
+  weights = [file for file in content if file.suffix in SUFFIXES]
+  if len(weights) == 1:
+    return weights
+  models = sorted(file.parent for name in MODEL_FILES for file in path.glob(f'*/{name}'))
+  if models and not weights:
     raise UserError(f'{path}: expected the folder of one model or of a run, got one with models in its folders: '
-                    f'{", ".join(dict.fromkeys(one.name for one in below))}. Give the path of one of them, such as '
-                    f'{below[-1]}.')
-  inside = ', '.join(p.name for p in found[:6]) or ', '.join(sorted(p.name for p in path.iterdir())[:6]) or 'nothing'
-  what = 'several weight files' if found else 'no weights'
-  raise UserError(f'{path}: expected the folder of one model or of a run, got {what}: {inside}. Give the path of one '
+                    f'{", ".join(dict.fromkeys(model.name for model in models))}. Give the path of one of them, such '
+                    f'as {models[-1]}.')
+  kind = 'several weight files' if weights else 'no weights'
+  names = ', '.join(file.name for file in (weights or content)[:6]) or 'nothing'
+  raise UserError(f'{path}: expected the folder of one model or of a run, got {kind}: {names}. Give the path of one '
                   'file.')
 
 
@@ -145,6 +149,7 @@ def plain_name(name: object, *, said: str) -> str:
 
 
 def _file(address: str, opener: Opener) -> pathlib.Path:
+  """Returns the local file of an https address, in a folder of the cache that is named by the address's hash."""
   try:
     last = urllib.parse.urlsplit(address).path.rsplit('/', 1)[-1]
   except ValueError as error:  # such as http://[
@@ -173,8 +178,8 @@ def fetch_tokenizer(where: str, names: Sequence[str]) -> None:
     return
   repository, _ = hub.parse(rest)
   for name in names:
-    both = [name, 'merges.txt'] if name == 'vocab.json' else [name]
-    if all(_from_hub(repository, one, prove=_prove_tokenizer, most_bytes=MOST_TOKENIZER_BYTES) for one in both):
+    parts = [name, 'merges.txt'] if name == 'vocab.json' else [name]
+    if all(_from_hub(repository, part, prove=_prove_tokenizer, most_bytes=MOST_TOKENIZER_BYTES) for part in parts):
       return
 
 
@@ -186,7 +191,7 @@ def _model(name: str, offline: bool) -> pathlib.Path:
       plain_name(part, said=f'hf://{name}')
     if (found := _from_hub(repository, file, offline=offline)) is None:
       raise UserError(f'{repository}/{file}: expected a file of {repository.page}, got none of this name'
-                      f'{_cache_only()}. Use another address or name.')
+                      f'{_cache_only(offline)}. Use another address or name.')
     return found.path
   for side in SIDE_FILES:
     if found := _from_hub(repository, side, offline=offline):
@@ -194,8 +199,8 @@ def _model(name: str, offline: bool) -> pathlib.Path:
       content = documents.read(found.path).object() if side == 'config.json' else {}
       if content.get('type') == 'Config' and 'objective' in content:  # a run, which consists of many files
         listing = None if offline or hub.is_offline() else hub.list_files(repository)
-        for one in listing.files if listing else ():
-          hub.fetch(repository, one, most_bytes=download.MOST_BYTES)
+        for name_in_run in listing.files if listing else ():
+          hub.fetch(repository, name_in_run, most_bytes=download.MOST_BYTES)
         return found.path.parent
   for main in MODEL_FILES:
     if found := _from_hub(repository, main, offline=offline):
@@ -203,15 +208,18 @@ def _model(name: str, offline: bool) -> pathlib.Path:
         repository = repository._replace(revision=found.commit)
         for shard in _shard_names(found.path):
           if _from_hub(repository, shard, offline=offline) is None:
-            raise UserError(f'{repository}: expected {shard}, which {INDEX} names, got no such file{_cache_only()}. '
-                            'Use another model.')
+            raise UserError(f'{repository}: expected {shard}, which {INDEX} names, got no such file'
+                            f'{_cache_only(offline)}. Use another model.')
       return found.path.parent
   raise UserError(f'hf://{name}: expected a model with one of {", ".join(MODEL_FILES)}, got one without'
-                  f'{_cache_only()}. Choose another model.')
+                  f'{_cache_only(offline)}. Choose another model.')
 
 
-def _cache_only() -> str:
-  return ' in the cache (HF_HUB_OFFLINE is set)' if hub.is_offline() else ''
+def _cache_only(offline: bool) -> str:
+  """Returns the end of a message about a missing file where only the cache was searched, else ''."""
+  if hub.is_offline():
+    return ' in the cache (HF_HUB_OFFLINE is set)'
+  return ' in the cache' if offline else ''
 
 
 def _from_hub(repository: hub.Repository, file: str, *, prove: Callable[[pathlib.Path, str], None] | None = None,
@@ -221,21 +229,25 @@ def _from_hub(repository: hub.Repository, file: str, *, prove: Callable[[pathlib
   `prove` and `most_bytes` are by default those of weights, or of JSON by its suffix.
   """
   is_json = file.endswith('.json')
-  found = hub.fetch(repository, file, offline=offline,
-                    most_bytes=most_bytes or (documents.MAX_BYTES if is_json else download.MOST_BYTES))
+  prove = prove or (_prove_json if is_json else files.verify)
+  most_bytes = most_bytes or (documents.MAX_BYTES if is_json else download.MOST_BYTES)
+  found = hub.fetch(repository, file, offline=offline, most_bytes=most_bytes)
   if found is not None and found.is_new:
     try:
-      if prove or not is_json:
-        (prove or files.verify)(found.path, f'{repository}/{file}')
-      else:
-        documents.read(found.path, subject=f'{repository}/{file}', advice='Try again later.').object()
+      prove(found.path, f'{repository}/{file}')
     except UserError:
       hub.remove(found)
       raise
   return found
 
 
+def _prove_json(path: pathlib.Path, said: str) -> None:
+  """Raises UserError if a file is not an object of JSON; `said` names it in the message."""
+  documents.read(path, subject=said, advice='Try again later.').object()
+
+
 def _refuse(address: str) -> Any:
+  """Opens nothing: an opener for `offline`."""
   raise OSError('not in the cache')
 
 

@@ -22,56 +22,64 @@ from vit_jax.weights.hints import OWN_GRID, POOLS, Hints
 
 Leaves = dict[str, HostArray]
 LAYER_SCALE = 1e-5  # a value other than 0 means that LayerScale exists; its initial value no longer matters
-MAE_DECODER_HEADS = {512: 16}  # of MAE, by the width of the decoder
+MAE_DECODER_HEADS = {512: 16}  # number of heads by the width of the decoder (MAE, arXiv 2111.06377)
 _BLOCKS = 'backbone/blocks'
 _STACKED_DECODER = 'decoder/blocks/norm1/scale'
 
 
 def model(leaves: Leaves, hints: Hints) -> schema.Model:
-  """Returns the settings of the backbone of `leaves`; `hints` must have GELU and epsilon.
+  """Returns the settings of the backbone of `leaves`; those that neither shapes nor `hints` have are the defaults.
 
   Raises:
-    UserError: a setting cannot be determined; the message names it.
+    UserError: a setting without a default cannot be determined; the message names it.
   """
-  if 'backbone/blocks/tokens/up/kernel' in leaves:
-    depth, width = leaves['backbone/blocks/norm1/scale'].shape
+  if f'{_BLOCKS}/tokens/up/kernel' in leaves:
+    _check_present(leaves, 'backbone/stem/kernel', f'{_BLOCKS}/norm1/scale', f'{_BLOCKS}/channels/up/kernel')
+    depth, width = leaves[f'{_BLOCKS}/norm1/scale'].shape
     default = schema.Mixer()
     return schema.Mixer(
         patch=leaves['backbone/stem/kernel'].shape[0], width=width, depth=depth,
-        tokens_mlp=leaves['backbone/blocks/tokens/up/kernel'].shape[-1],
-        channels_mlp=leaves['backbone/blocks/channels/up/kernel'].shape[-1],
+        tokens_mlp=leaves[f'{_BLOCKS}/tokens/up/kernel'].shape[-1],
+        channels_mlp=leaves[f'{_BLOCKS}/channels/up/kernel'].shape[-1],
         gelu=hints.gelu or default.gelu, norm_eps=hints.norm_eps or default.norm_eps)
   if 'backbone/root/kernel' in leaves:
-    found = schema.ResNet(layers=units(leaves, 'backbone'), width=leaves['backbone/root/kernel'].shape[-1])
-    return dataclasses.replace(found, var_eps=_own(hints.settings, 'stem').get('var_eps', found.var_eps))
+    var_eps = hints.settings.get('stem.var_eps', schema.ResNet().var_eps)
+    return schema.ResNet(units(leaves, 'backbone'), leaves['backbone/root/kernel'].shape[-1], var_eps=var_eps)
   if 'backbone/stem/conv/kernel' in leaves:
     return _efficientnet(leaves)
-  wanted = ('backbone/stem/kernel', 'backbone/blocks/attn/query/kernel', 'backbone/blocks/mlp/up/kernel',
-            'backbone/blocks/norm1/scale')
-  if missing := [name for name in wanted if name not in leaves]:
-    raise UserError('expected the tensors of a known network, got none for ' + ', '.join(missing))
+  _check_present(leaves, 'backbone/stem/kernel', f'{_BLOCKS}/attn/query/kernel', f'{_BLOCKS}/mlp/up/kernel',
+                 f'{_BLOCKS}/norm1/scale')
   return _vit(leaves, hints)
 
 
+def _check_present(leaves: Leaves, *names: str) -> None:
+  """Raises UserError if a leaf of one of these names is missing."""
+  if missing := [name for name in names if name not in leaves]:
+    raise UserError('expected the tensors of a known network, got none for ' + ', '.join(missing))
+
+
 def units(leaves: Leaves, prefix: str) -> tuple[int, ...]:
-  """Returns the number of bottleneck units of each stage below a path.
+  """Returns the number of bottleneck units of each stage below a path, such as `backbone` or `backbone/stem`.
 
   Raises:
     UserError: stages or units are not numbered from 1.
   """
-  found: dict[int, set[int]] = {}
+  units_of_stage: dict[int, set[int]] = {}
   for name in leaves:
-    if place := re.match(rf'{prefix}/stage(\d+)/unit(\d+)/', name):
-      found.setdefault(int(place[1]), set()).add(int(place[2]))
-  for numbers, what in ((set(found), 'stages'), *((units, f'units of stage {at}') for at, units in found.items())):
+    if match := re.match(rf'{prefix}/stage(\d+)/unit(\d+)/', name):  # backbone/stage1/unit2/conv1/kernel
+      units_of_stage.setdefault(int(match[1]), set()).add(int(match[2]))
+  numbered = {'stages': set(units_of_stage)}
+  numbered |= {f'units of stage {stage}': numbers for stage, numbers in units_of_stage.items()}
+  for parts, numbers in numbered.items():
     if numbers != set(range(1, len(numbers) + 1)):
-      raise UserError(f'its {what} are numbered {", ".join(map(str, sorted(numbers)[:8]))}, and not from 1 on')
-  return tuple(len(found[stage]) for stage in sorted(found))
+      raise UserError(f'its {parts} are numbered {", ".join(map(str, sorted(numbers)[:8]))}, and not from 1 on')
+  return tuple(len(units_of_stage[stage]) for stage in sorted(units_of_stage))
 
 
 def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
+  """Returns the settings of a ViT; the files of some have neither a bias of the stem nor a last norm."""
   depth, width = leaves['backbone/blocks/norm1/scale'].shape
-  may_lack = 'backbone/norm_before/scale' in leaves  # bias of the stem, last norm; others would be incomplete
+  may_lack = 'backbone/norm_before/scale' in leaves  # a bias of the stem and the last norm: files without are whole
   stem = _stem(leaves, hints.settings, has_bias='backbone/stem/bias' in leaves or not may_lack)
   pool = _pool(leaves, hints)
   patch = leaves['backbone/stem/kernel'].shape[0] * stem.stride
@@ -105,6 +113,7 @@ def _own(settings: Mapping[str, Any], part: str) -> dict[str, Any]:
 
 
 def _stem(leaves: Leaves, settings: Mapping[str, Any], *, has_bias: bool) -> schema.PatchStem | schema.ResNetStem:
+  """Returns the stem: that of a hybrid if the leaves have the root of a ResNet; `settings` are those of `Hints`."""
   if 'backbone/stem/root/kernel' in leaves:
     return schema.ResNetStem(units(leaves, 'backbone/stem'), leaves['backbone/stem/root/kernel'].shape[-1],
                              **_own(settings, 'stem'))
@@ -120,8 +129,15 @@ def _positions(leaves: Leaves, hints: Hints, patch: int, pool: schema.PoolSettin
     return hints.settings.get('positions', schema.SinCos()) if table is None else schema.Learned(**resize)
   if table is None:
     return schema.Rotary(mixed=is_mixed, **own)
-  if (index := own.get('coordinates')) and isinstance(index, schema.ByIndex) and index.grid == OWN_GRID:
-    side = grid(table.shape[1] - pool.class_token, patch, hints.image_px)[0]
+  index = own.get('coordinates')
+  if isinstance(index, schema.ByIndex) and index.grid == OWN_GRID:
+    num_patches = table.shape[1] - pool.class_token
+    side = math.isqrt(num_patches)
+    rows, columns = (px // patch for px in hints.image_px or (side * patch, side * patch))
+    is_oblong = rows != columns and rows * columns == num_patches
+    if is_oblong or side * side != num_patches:  # rows and columns are counted to one number
+      raise UserError(f'expected a square grid of positions, got {num_patches} patches for images of other sides. '
+                      'Correct --model=image, or use other weights.')
     own['coordinates'] = dataclasses.replace(index, grid=side)
   return schema.LearnedRotary(mixed=is_mixed, **own, **resize)
 
@@ -138,17 +154,20 @@ def _pool(leaves: Leaves, hints: Hints) -> schema.PoolSettings:
       raise UserError(f'--model=pool: expected mean or first, got {hints.pool}. The file has neither a class token nor '
                       'an attention pool.')
     return POOLS[hints.pool or 'mean']
-  found = ('map_cls' if has_cls else 'map') if has_probe else 'cls'
-  if found == 'cls' and (hints.norm_after_pool or hints.pool == 'patches'):
-    found = 'patches'  # only the name of the norm or --model distinguishes it from pooling by class token
-  if hints.pool not in ('', found):
-    raise UserError(f'--model=pool: expected {found}, which the tensors of the file are for, got {hints.pool}. Leave '
+  if has_probe:
+    pool = 'map_cls' if has_cls else 'map'
+  elif hints.norm_after_pool or hints.pool == 'patches':  # the tensors are those of pooling by class token
+    pool = 'patches'
+  else:
+    pool = 'cls'
+  if hints.pool not in ('', pool):
+    raise UserError(f'--model=pool: expected {pool}, which the tensors of the file are for, got {hints.pool}. Leave '
                     'it out.')
   if has_probe:
     hidden = leaves['backbone/pool/mlp/up/kernel'].shape[-1] if 'backbone/pool/mlp/up/kernel' in leaves else 0
     is_usual = hidden == leaves[f'{_BLOCKS}/mlp/up/kernel'].shape[-1]
     return schema.Map(class_token=has_cls, hidden=0 if is_usual else hidden, **_own(hints.settings, 'pool'))
-  return schema.ClassToken(distillation='backbone/dist' in leaves) if found == 'cls' else POOLS[found]
+  return schema.ClassToken(distillation='backbone/dist' in leaves) if pool == 'cls' else POOLS[pool]
 
 
 def pool_of_timm(word: str, leaves: Leaves) -> str:
@@ -178,14 +197,15 @@ def pool_note(model: schema.Model, hints: Hints) -> str:
 
 def known_heads(width: int, depth: int, mlp: schema.MlpSettings) -> int:
   """Returns the number of heads of the published model with this width, depth and MLP; 0 if there is no such model."""
-  known = [sizes.published(name) for name in sizes.PUBLISHED]
-  for one in (*known, *(sizes.vit(f'{name}/16') for name in sizes.VIT)):
-    if (one.width, one.depth, one.mlp.hidden, type(one.mlp)) == (width, depth, mlp.hidden, type(mlp)):
-      return one.heads
+  published, plain = map(sizes.published, sizes.PUBLISHED), (sizes.vit(f'{name}/16') for name in sizes.VIT)
+  for vit in (*published, *plain):
+    if (vit.width, vit.depth, vit.mlp.hidden, type(vit.mlp)) == (width, depth, mlp.hidden, type(mlp)):
+      return vit.heads
   return 0
 
 
 def _check_heads(heads: int, width: int, *, said: int) -> None:
+  """Raises UserError if the number of heads is unknown (0), no divisor of the width, or not the one `said` in hints."""
   if said and said != heads:
     raise UserError(f'--model=heads: expected {heads}, as the kernels of the file are split, got {said}. Leave it out.')
   if not heads:
@@ -196,17 +216,19 @@ def _check_heads(heads: int, width: int, *, said: int) -> None:
 
 
 def _efficientnet(leaves: Leaves) -> schema.EfficientNet:
-  """Returns the settings of the published EfficientNet with these channels and blocks."""
-  found = {name for name in leaves if re.fullmatch(r'backbone/stage\d+/block\d+/depthwise/conv/kernel', name)}
-  channels = leaves['backbone/stem/conv/kernel'].shape[-1]
+  """Returns the settings of the published EfficientNet with these channels and blocks; B1 and B2 differ in the top."""
+  _check_present(leaves, 'backbone/stem/conv/kernel', 'backbone/top/conv/kernel')
+  stem, top = (leaves[f'backbone/{layer}/conv/kernel'].shape[-1] for layer in ('stem', 'top'))
+  blocks = {name for name in leaves if re.fullmatch(r'backbone/stage\d+/block\d+/depthwise/conv/kernel', name)}
   for name in sizes.EFFICIENTNET:
-    one = sizes.efficientnet(name)
-    blocks = {f'backbone/stage{s}/{block.name}/depthwise/conv/kernel'
-              for s, stage in enumerate(efficientnet.stages(one), 1) for block in stage}
-    if blocks == found and efficientnet.scaled(efficientnet.STEM, one.width_factor) == channels:
-      return one
-  raise UserError(f'it is an EfficientNet with {channels} channels in its stem and {len(found)} blocks; known are '
-                  f'{", ".join(sizes.EFFICIENTNET)}')
+    model = sizes.efficientnet(name)
+    channels = [efficientnet.scaled(num, model.width_factor) for num in (efficientnet.STEM, efficientnet.TOP)]
+    blocks_of_model = {f'backbone/stage{s}/{block.name}/depthwise/conv/kernel'
+                       for s, stage in enumerate(efficientnet.stages(model), 1) for block in stage}
+    if channels == [stem, top] and blocks == blocks_of_model:
+      return model
+  raise UserError(f'it is an EfficientNet with {stem} channels in its stem, {top} in its top and {len(blocks)} blocks; '
+                  f'known are {", ".join(sizes.EFFICIENTNET)}')
 
 
 def efficientnet_px(model: schema.EfficientNet) -> tuple[int, int]:
@@ -257,18 +279,3 @@ def _with_joined_heads(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
   if layer and layer[2] == 'kernel':  # [..., A, K, D]
     return (*shape[:-3], math.prod(shape[-3:-1]), shape[-1])
   return shape
-
-
-def grid(num_tokens: int, patch: int, image_px: tuple[int, int] | None) -> tuple[int, int]:
-  """Returns the token grid (h, w): that of `image_px` if the number of tokens matches, else the square one.
-
-  Raises:
-    UserError: neither grid exists.
-  """
-  if image_px and (image_px[0] // patch) * (image_px[1] // patch) == num_tokens:
-    return image_px[0] // patch, image_px[1] // patch
-  side = math.isqrt(num_tokens)
-  if side * side == num_tokens:
-    return side, side
-  raise UserError(f'{num_tokens} positions are no square grid; say for which images they are: '
-                  f'--model=image=HEIGHTxWIDTH (patches have {patch} px)')

@@ -1,7 +1,8 @@
 """The preprocessing of images for a network, and the rule that each of its settings comes from.
 
 Weight files rarely contain the preprocessing. The first of these sources with a value decides: `--preprocess=`, the
-sidecars of the file, its published name (`published.py`), and the default of its family. The last one comes with a
+config of adapters, the sidecars of the file, its published name (`published.py`), and the default of its family. The
+size of images that the positions of the network are for goes before all but the first two. Defaults come with a
 warning, since the files of AugReg and DeiT have the same names and shapes but need differently normalized images.
 """
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Preprocess(NamedTuple):
   mean, std: of RGB in [0, 1]; of other channels in their own units.
   rule: the rules that decided, for the report.
   truncate: whether values are truncated to integers, as in `schema.Recipe`.
-  exif_orientation: whether images are turned as their EXIF says; None = no record has it, and the images decide.
+  exif_orientation: whether images are turned as their EXIF says; None = no record has it: images in folders and named
+    files are turned, those of published datasets are not, as with `schema.Exif.AUTO`.
   native_patch: side of the patches of images at their own aspect, as in `schema.Recipe`; only evaluations and features
     of many images have it.
   """
@@ -81,7 +83,8 @@ NORMS: dict[str, dict[str, Any]] = {
 }
 PILLOW = {'geometry': Geometry.TORCHVISION, 'interpolation': Interpolation.BICUBIC, 'antialias': True}
 TF = {'geometry': Geometry.BIG_VISION, 'interpolation': Interpolation.BILINEAR, 'antialias': False}
-_NAMES = ('mean', 'std', 'image_px', 'geometry', 'resize', 'interpolation', 'antialias')
+_REPORTED = ('mean', 'std', 'image_px', 'geometry', 'resize', 'interpolation', 'antialias', 'exif_orientation')
+
 
 def parse(text: str) -> list[PreprocessRule]:
   """Parses `--preprocess=imagenet,resize=248,image=224,geometry=torchvision,interpolation=bicubic,antialias=true`.
@@ -132,12 +135,11 @@ def decide(rules: Sequence[PreprocessRule], *, usual: PreprocessRule,
   own = [PreprocessRule('its positions', {'image_px': own_px})] if own_px else []
   first = [rule for rule in rules if rule.rule in FIRST]
   order = [*first, *own, *rules, usual, PreprocessRule('the usual size', {'image_px': (224, 224)})]
-  chosen = {name: next(rule for rule in order if name in rule.values) for name in _NAMES}
+  chosen = {name: rule for rule in reversed(order) for name, value in rule.values.items() if value is not None}
   values = {name: rule.values[name] for name, rule in chosen.items()}
   by_rule: dict[str, list[str]] = {}
-  turned = next((rule for rule in order if rule.values.get('exif_orientation') is not None), None)
-  for name, rule in [*chosen.items(), *([('exif_orientation', turned)] if turned else [])]:
-    by_rule.setdefault(rule.rule, []).append(name)
+  for name in [name for name in _REPORTED if name in chosen]:
+    by_rule.setdefault(chosen[name].rule, []).append(name)
   origin = '; '.join(f'{", ".join(names)} by {rule}' for rule, names in by_rule.items())
   image_px = values['image_px']
   if chosen['image_px'] in first and chosen['resize'] not in first:  # the short side is for another size of images
@@ -145,13 +147,13 @@ def decide(rules: Sequence[PreprocessRule], *, usual: PreprocessRule,
     resize_px = _rescaled(values['resize'], usual_px, image_px)
   else:
     resize_px = _short_side(values['resize'], image_px)
-  found = Preprocess(values['geometry'], resize_px, image_px, values['interpolation'], values['antialias'],
-                     tuple(values['mean']), tuple(values['std']), origin, not values['antialias'] and next(
-                         (rule.values['truncate'] for rule in order if 'truncate' in rule.values), False),
-                     turned.values['exif_orientation'] if turned else None,
-                     next((rule.values['native_patch'] for rule in order if 'native_patch' in rule.values), 0))
-  guessed = {rule.rule: [name for name, one in chosen.items() if one is rule] for rule in order if rule.is_guess}
-  return found, tuple(one for rule, names in guessed.items() for one in _guesses(found, names, rule))
+  found = Preprocess(
+      geometry=values['geometry'], resize_px=resize_px, image_px=image_px, interpolation=values['interpolation'],
+      antialias=values['antialias'], mean=tuple(values['mean']), std=tuple(values['std']), rule=origin,
+      truncate=not values['antialias'] and values.get('truncate', False),
+      exif_orientation=values.get('exif_orientation'), native_patch=values.get('native_patch', 0))
+  guessed = {rule.rule: [name for name in chosen if chosen[name] is rule] for rule in order if rule.is_guess}
+  return found, tuple(warning for rule, names in guessed.items() for warning in _guesses(found, names, rule))
 
 
 def _guesses(p: Preprocess, names: Sequence[str], rule: str) -> tuple[str, ...]:
@@ -188,8 +190,14 @@ def recipe_values(p: Preprocess) -> dict[str, Any]:
 
 
 def _short_side(resize: int | float, image_px: tuple[int, int]) -> int:
-  """Returns the short side in px; fractions are rounded as in timm."""
-  return math.floor(min(image_px) / resize) if isinstance(resize, float) else resize
+  """Returns the short side in px for `resize`: px, or the part of it that a crop of `image_px` keeps, as in timm.
+
+  A part up to 1 gives at least the longer side of a crop that is not square: the crop must lie within any image.
+  """
+  if isinstance(resize, int):
+    return resize
+  short_px = math.floor(min(image_px) / resize)
+  return max(short_px, *image_px) if resize <= 1. else short_px
 
 
 def describe(p: Preprocess) -> str:

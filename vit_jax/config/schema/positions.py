@@ -73,7 +73,7 @@ class Learned2d(PositionSettings):
 class Frequencies(enum.Enum):
   """Program whose frequencies fixed positions have, with temperature 10,000."""
   BIG_VISION = 'big_vision'  # Better plain ViT baselines
-  MAE = 'mae'                # MAE and MoCo v3
+  MAE = 'mae'                # MAE; MoCo v3 has rows first
 
 
 @dataclasses.dataclass

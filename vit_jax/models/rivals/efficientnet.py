@@ -50,11 +50,10 @@ from vit_jax.models.initialization import Linear, fan_out_normal
 from vit_jax.models.kernels.forms import PLAIN, Forms, select
 from vit_jax.models.layers import Dense, drop_path, dropout, param
 
-STEM, TOP = 32, 1280  # channels of B0
-SE_RATIO = .25        # of squeeze and excitation: its hidden channels over those that the block reads
-MULTIPLE = 8          # that channels are rounded to
-NORM_MOMENTUM = .99   # of BatchNorm's running statistics: what stays at each step
-
+STEM, TOP = 32, 1280  # channels of the first and the last convolution of B0
+SE_RATIO = .25        # hidden channels of the gate (squeeze and excitation) over the channels that the block reads
+MULTIPLE = 8          # channels are rounded to a multiple of it
+NORM_MOMENTUM = .99   # share of BatchNorm's running statistics that is kept at each step
 
 B0 = ((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
       (1, 3, 1, 6, 320))
@@ -113,7 +112,7 @@ def plain_depthwise(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
 
 def by_taps(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
   """Returns the depthwise convolution by a loop over the taps, the entries of the kernel."""
-  side, x = kernel.shape[0], _padded(x, pads)
+  side, x = kernel.shape[0], jnp.pad(x, ((0, 0), *pads, (0, 0)))
   size = (x.shape[1] - side) // stride + 1, (x.shape[2] - side) // stride + 1
   taps_TC = kernel.reshape(side * side, -1)
 
@@ -136,11 +135,16 @@ def depthwise(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
 
 
 def _depthwise_forward(x: Array, kernel: Array, stride: int, pads: Pads) -> tuple[Array, tuple[Array, Array]]:
+  """Returns the convolution, and what its gradient needs."""
   return depthwise(x, kernel, stride, pads), (x, kernel)
 
 
 def _depthwise_backward(stride: int, pads: Pads, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-  """`dw[t, c] = sum_bp x[b, s p + t, c] dy[b, p, c]`, and dx: dy, spread by the stride, times the flipped kernel."""
+  """Returns the gradients of input and kernel.
+
+  `dw[t, c] = sum_bp x[b, s p + t, c] dy[b, p, c]`, with x padded and s the stride; dx is dy, spread by the stride,
+  convolved with the flipped kernel.
+  """
   cpu, other = (functools.partial(form, stride=stride, pads=pads) for form in (_gradient_by_taps, _plain_gradient))
   dx, dkernel = lax.platform_dependent(*saved, dy, cpu=cpu, default=other)
   return dx, dkernel
@@ -155,26 +159,22 @@ def _plain_gradient(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pa
 
 def _gradient_by_taps(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads) -> tuple[Array, Array]:
   """Returns the gradients of input and kernel by loops over the taps."""
-  side, padded = kernel.shape[0], _padded(x, pads)
+  side, padded = kernel.shape[0], jnp.pad(x, ((0, 0), *pads, (0, 0)))
 
   def of_tap(t: Array) -> Array:
     products = _shifted(padded, t, side, (dy.shape[1], dy.shape[2]), stride) * dy
     return products.sum((0, 1, 2), dtype=jnp.float32).astype(dy.dtype)
 
   dkernel = lax.map(of_tap, jnp.arange(side * side)).reshape(kernel.shape)
-  before = [side - 1 - pad[0] for pad in pads]
-  after = [x.shape[i + 1] + side - 1 - before[i] - (dy.shape[i + 1] - 1) * stride - 1 for i in (0, 1)]
-  spread = [(before[i], after[i], stride - 1) for i in (0, 1)]
-  spread_dy = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
+  zeros = []  # before, after and between the values of dy, such that the flipped kernel has a place for each value of x
+  for axis, (pad_before, _) in enumerate(pads, 1):
+    before, spread_length = side - 1 - pad_before, (dy.shape[axis] - 1) * stride + 1
+    zeros.append((before, x.shape[axis] + side - 1 - before - spread_length, stride - 1))
+  spread_dy = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *zeros, (0, 0, 0)])
   return by_taps(spread_dy, kernel[::-1, ::-1], stride=1, pads=((0, 0), (0, 0))), dkernel
 
 
 depthwise.defvjp(_depthwise_forward, _depthwise_backward)
-
-
-def _padded(x: Array, pads: Pads) -> Array:
-  """Returns maps `[B, H, W, C]` with zeros around them."""
-  return jnp.pad(x, ((0, 0), *pads, (0, 0)))
 
 
 def _shifted(x: Array, t: Array, side: int, size: tuple[int, int], stride: int) -> Array:
@@ -215,14 +215,19 @@ class ConvNorm(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    like: dict[str, Any] = {'side': self.side, 'stride': self.stride, 'dtype': self.dtype, 'forms': self.forms}
-    conv = (Depthwise(**like, name='conv') if self.is_depthwise
-            else Conv(features=self.features, kernel_init=fan_out_normal, **like, name='conv'))
-    return BatchNorm(self.running, name='norm')(conv(x))
+    shared: dict[str, Any] = {'side': self.side, 'stride': self.stride, 'dtype': self.dtype, 'forms': self.forms}
+    if self.is_depthwise:
+      y = Depthwise(**shared, name='conv')(x)
+    else:
+      y = Conv(features=self.features, kernel_init=fan_out_normal, **shared, name='conv')(x)
+    return BatchNorm(self.running, name='norm')(y)
 
 
 class Gate(nn.Module, kw_only=True):
-  """`x * sigmoid(W2 silu(W1 mean(x) + b1) + b2)`, a factor for each channel, which is f32 (arXiv 1709.01507)."""
+  """`x * sigmoid(W2 silu(W1 mean(x) + b1) + b2)`, with one factor for each channel (arXiv 1709.01507).
+
+  The factors are computed in f32, and multiply in the dtype of `x`.
+  """
   squeezed: int
   forms: Forms
 
@@ -247,15 +252,16 @@ class InvertedBottleneck(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array, rate: Array | None, key: Key | None) -> Array:
-    """`[B, H, W, I]` to `[B, H / stride, W / stride, O]`, in the compute dtype."""
-    b, y = self.block, x
-    like: dict[str, Any] = {'running': self.running, 'dtype': self.dtype, 'forms': self.forms}
-    if b.hidden != b.inputs:
-      y = nn.silu(ConvNorm(features=b.hidden, **like, name='expand')(y)).astype(self.dtype)
-    depthwise = ConvNorm(features=b.hidden, side=b.kernel, stride=b.stride, is_depthwise=True, **like, name='depthwise')
-    y = Gate(squeezed=b.squeezed, forms=self.forms, name='gate')(nn.silu(depthwise(y)).astype(self.dtype))
-    y = ConvNorm(features=b.outputs, **like, name='project')(y).astype(self.dtype)
-    if b.stride == 1 and b.inputs == b.outputs:
+    """Maps `[B, H, W, I]` to `[B, ceil(H / stride), ceil(W / stride), O]`, in the compute dtype."""
+    block, dtype, y = self.block, self.dtype, x
+    shared: dict[str, Any] = {'running': self.running, 'dtype': dtype, 'forms': self.forms}
+    if block.hidden != block.inputs:
+      y = nn.silu(ConvNorm(features=block.hidden, **shared, name='expand')(y)).astype(dtype)
+    depthwise = ConvNorm(features=block.hidden, side=block.kernel, stride=block.stride, is_depthwise=True, **shared,
+                         name='depthwise')
+    y = Gate(squeezed=block.squeezed, forms=self.forms, name='gate')(nn.silu(depthwise(y)).astype(dtype))
+    y = ConvNorm(features=block.outputs, **shared, name='project')(y).astype(dtype)
+    if block.stride == 1 and block.inputs == block.outputs:
       return x + drop_path(y, rate, key, num_images=x.shape[0])
     return y
 
@@ -273,7 +279,7 @@ def _draws(num_blocks: int, last_rate: float, key: Key | None) -> list[Draw]:
 
 
 class Stage(nn.Module, kw_only=True):
-  """Equal blocks, each with its stochastic depth."""
+  """Blocks in sequence, each with its stochastic depth; the first one may have a stride and other input channels."""
   blocks: tuple[Block, ...]
   running: Running
   dtype: DTypeLike
@@ -299,15 +305,15 @@ class Network(nn.Module, kw_only=True):
     """`[B, H, W, 3]` to `[B, h, w, D]` f32; without a key nothing is random."""
     s, blocks_of_stages = self.settings, stages(self.settings)
     dtype = jnp.dtype(s.dtype.value)
-    like: dict[str, Any] = {'running': Running(NORM_MOMENTUM, s.norm_eps, self.train), 'dtype': dtype,
-                            'forms': select(s.kernels)}
+    shared: dict[str, Any] = {'running': Running(NORM_MOMENTUM, s.norm_eps, self.train), 'dtype': dtype,
+                              'forms': select(s.kernels)}
     draws = _draws(sum(map(len, blocks_of_stages)), s.drop_path, key)
-    stem = ConvNorm(features=scaled(STEM, s.width_factor), side=3, stride=2, **like, name='stem')
+    stem = ConvNorm(features=scaled(STEM, s.width_factor), side=3, stride=2, **shared, name='stem')
     x = nn.silu(stem(image)).astype(dtype)
     for i, blocks in enumerate(blocks_of_stages):
-      x = Stage(blocks=blocks, remat=s.remat, **like, name=f'stage{i + 1}')(x, draws[:len(blocks)])
+      x = Stage(blocks=blocks, remat=s.remat, **shared, name=f'stage{i + 1}')(x, draws[:len(blocks)])
       draws = draws[len(blocks):]
-    return nn.silu(ConvNorm(features=scaled(TOP, s.width_factor), **like, name='top')(x))
+    return nn.silu(ConvNorm(features=scaled(TOP, s.width_factor), **shared, name='top')(x))
 
 
 @dataclasses.dataclass(frozen=True)

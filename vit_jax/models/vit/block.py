@@ -148,21 +148,17 @@ class Block(nn.Module, kw_only=True):
 
 class _Keys(NamedTuple):
   """Keys of a block: `…_dropout` and `…_path` (stochastic depth) are those of the two branches."""
-  attention_dropout: Key | None
-  attention_path: Key | None
-  mlp: Key | None
-  mlp_dropout: Key | None
-  mlp_path: Key | None
-  attention_weights: Key | None
+  attention_dropout: Key | None = None
+  attention_path: Key | None = None
+  mlp: Key | None = None
+  mlp_dropout: Key | None = None
+  mlp_path: Key | None = None
+  attention_weights: Key | None = None
 
 
 def _keys(key: Key | None, attention: schema.Attention) -> _Keys:
-  """Returns keys for all that is random in a block; None for each without a key."""
-  if key is None:
-    return _Keys._make([None] * 6)
-  if attention.dropout > 0.:
-    return _Keys._make(jax.random.split(key, 6))
-  return _Keys._make([*jax.random.split(key, 5), None])
+  """Returns keys for all that is random in a block, of attention weights only with dropout; None without a key."""
+  return _Keys() if key is None else _Keys(*jax.random.split(key, 6 if attention.dropout > 0. else 5))
 
 
 class Plain(Block, kw_only=True):
@@ -243,10 +239,10 @@ class Axial(Plain, kw_only=True):
       """Applies the block of this name within `num_runs` runs of tokens, the rows or columns of each image."""
       block = Plain(layer_scale=self.layer_scale, mlp_scale=self.mlp_scale, branch_scale=self.branch_scale,
                     heads=self.heads, attention=self.attention, mlp=self.mlp, context=self.context, name=name)
-      y, _, found = block(x, {}, BlockInfo(num_images, num_sequences=num_images * num_runs, rate=info.rate, key=key,
-                                           capture=info.capture))
-      if 'attention' in found:
-        weights = found['attention']
+      y, _, captured_within = block(x, {}, BlockInfo(
+          num_images, num_sequences=num_images * num_runs, rate=info.rate, key=key, capture=info.capture))
+      if 'attention' in captured_within:
+        weights = captured_within['attention']
         captured[f'{name}_attention'] = weights.reshape(num_images, num_runs, *weights.shape[1:])
       return y
 

@@ -40,7 +40,10 @@ def sincos2d(grid: tuple[int, int], width: int) -> np.ndarray:
 
 
 def sincos2d_mae(grid: tuple[int, int], width: int) -> np.ndarray:
-  """Returns `sincos2d` with `w_j = 10000^(-j / (width / 4))`, a little faster at j > 0, as in MAE and MoCo v3."""
+  """Returns `sincos2d` with `w_j = 10000^(-j / (width / 4))`, which is a little higher at j > 0, as in MAE.
+
+  MoCo v3 has the same values, but those of the row y in the first half of the channels.
+  """
   return _sincos(grid, np.arange(width // 4) / (width // 4))
 
 

@@ -105,18 +105,16 @@ def prepare(tensors: Tensors, families: Iterable[Family]) -> Prepared:
   for prefix in ('_orig_mod.', 'module.', 'model.', 'backbone.', 'encoder.', 'teacher.backbone.'):
     if not {'cls_token', 'patch_embed.proj.weight'} & tensors.keys():
       tensors = record.renamed(tensors, (f'^{re.escape(prefix)}', ''))
-  groups = r'^blocks\.\d+\.(\d+)\.(?=norm|attn|ls|mlp)'  # of blocks, in DINOv2's training
-  tensors = record.renamed(tensors, (groups, r'blocks.\1.'))
+  in_group = r'^blocks\.\d+\.(\d+)\.(?=norm|attn|ls|mlp)'  # blocks.0.11.attn.qkv.weight, of DINOv2's training
+  tensors = record.renamed(tensors, (in_group, r'blocks.\1.'))
   tensors, counters = record.dropping(tensors, {r'.*\.num_batches_tracked': 'a counter'})
-  drops: dict[str, str] = {}
-  for family in families:
-    drops |= family.timm_drops
+  drops = {pattern: reason for family in families for pattern, reason in family.timm_drops.items()}
   tensors, dropped = record.dropping(tensors, drops)
   lines = counters + dropped
   names_before = tensors.keys()
   for family in families:
-    tensors, more = family.to_timm(tensors)
-    lines += more
+    tensors, more_lines = family.to_timm(tensors)
+    lines += more_lines
   return Prepared(tensors, lines, label='timm' if names_before <= {*tensors, 'head.bias'} else '')
 
 
@@ -135,7 +133,7 @@ def vit(matches: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], H
         formats: tuple[str, ...] = (), rename: Callable[[Tensors], Changed] | None = None,
         warn: Warn = lambda model, clues: [],
         first_rows: tuple[str, ...] | Callable[[Tensors], tuple[str, ...]] = first_rows_of) -> Files:
-  """Returns how ViTs of a family look under the names of timm.
+  """Returns the record of files with ViTs of a family, which have the names of timm or are renamed to them.
 
   Args:
     matches, hints, label, formats, warn, first_rows: as in `Files`.
@@ -143,16 +141,16 @@ def vit(matches: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], H
   """
   def change(tensors: Tensors) -> Changed:
     tensors, lines = rename(tensors) if rename else Changed(tensors)
-    tensors, more = _change(tensors)
-    return Changed(tensors, lines + more)
+    tensors, more_lines = _change(tensors)
+    return Changed(tensors, lines + more_lines)
 
   def with_norm_after_pool(tensors: Tensors) -> Hints:
-    known = hints if isinstance(hints, Hints) else hints(tensors)
-    return known._replace(norm_after_pool=_is_norm_after(tensors))
+    of_family = hints if isinstance(hints, Hints) else hints(tensors)
+    return of_family._replace(norm_after_pool=_is_norm_after(tensors))
 
-  return Files('file' if rename else 'timm', matches, lambda tensors: READ_PACKED if is_packed(tensors) else READ,
-               with_norm_after_pool, change=change, warn=warn, label=label, formats=formats, written=names_of,
-               first_rows=first_rows)
+  return Files(program='file' if rename else 'timm', matches=matches,
+               table=lambda tensors: READ_PACKED if is_packed(tensors) else READ, hints=with_norm_after_pool,
+               change=change, warn=warn, label=label, formats=formats, written=names_of, first_rows=first_rows)
 
 
 def is_packed(tensors: Tensors) -> bool:
@@ -193,22 +191,20 @@ def with_register_rows(leaves: Tensors, weights: Weights) -> Tensors:
 
 
 def finish(tensors: Tensors, weights: Weights) -> Tensors:
-  """Returns the tensors of a network as timm's classes expect them."""
-  m = weights.model
+  """Returns the tensors of a network, named as in its table, as timm's classes expect them."""
+  m, tensors = weights.model, dict(tensors)
   if not isinstance(m, schema.ViT):
     return tensors
   if getattr(m.positions, 'mixed', False):  # the frequencies of all blocks are one tensor, [2, L, A, K / 2]
-    by_block = [tensors[f'blocks.{i}.rope.freqs'] for i in range(m.depth)]
-    others = {name: x for name, x in tensors.items() if not name.endswith('.rope.freqs')}
-    return {**others, 'rope.freqs': np.stack(by_block, axis=1)}
-  if isinstance(m.stem, schema.ResNetStem) and not m.stem.layers:  # it has another name without stages
-    return record.renamed(tensors, (r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.'))
-  if m.last_norm is LastNorm.POOLED:
-    return record.renamed(tensors, (r'^norm\.', 'fc_norm.'))
+    tensors['rope.freqs'] = np.stack([tensors.pop(f'blocks.{i}.rope.freqs') for i in range(m.depth)], axis=1)
   if weights.decoder:
-    return tensors | {'decoder_pos_embed': record.decoder_positions(weights)}
+    tensors['decoder_pos_embed'] = record.decoder_positions(weights)
   if weights.num_classes and not weights.head.bias:
-    return tensors | {'head.bias': np.zeros(weights.num_classes, np.float32)}
+    tensors['head.bias'] = np.zeros(weights.num_classes, np.float32)
+  if isinstance(m.stem, schema.ResNetStem) and not m.stem.layers:  # it has another name without stages
+    tensors = record.renamed(tensors, (r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.'))
+  if m.last_norm is LastNorm.POOLED:
+    tensors = record.renamed(tensors, (r'^norm\.', 'fc_norm.'))
   return tensors
 
 
@@ -218,8 +214,8 @@ ACTIVATION = {Gelu.EXACT: 'gelu', Gelu.TANH: 'gelu_tanh', Gelu.QUICK: 'quick_gel
 HYBRIDS = {((), 192): 'vit_tiny_r_s16_p8_224', ((2, 2, 2, 2), 384): 'vit_small_r26_s32_224',
            ((2, 2, 2, 2), 768): 'vit_base_r26_s32_224', ((3, 4, 9), 768): 'vit_base_r50_s16_224',
            ((3, 4, 6, 3), 1024): 'vit_large_r50_s32_224'}
-"""By stages of the stem and width."""
-BITS = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4')
+"""Names of hybrids by the units of each stage of the stem, and the width of the network."""
+BITS = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4')  # depths and width factors of BiT in timm
 ENDS = {schema.ResNet: ('stem.conv', 'head.fc'), schema.EfficientNet: ('conv_stem', 'classifier'),
         schema.Mixer: ('stem.proj', 'head'), schema.ViT: ('patch_embed.proj', 'head')}
 """Names of the first and last layer."""
@@ -231,44 +227,39 @@ def config(weights: Weights) -> dict[str, Any]:
   Raises:
     UserError: timm has no such network.
   """
-  m, p = weights.model, weights.preprocess
-  name, arguments = _architecture(weights)
+  model, p = weights.model, weights.preprocess
+  name, arguments = _architecture(model, p)
   crop: dict[str, Any] = {'crop_pct': 1., 'crop_mode': 'squash'}
   if p.resize_px:
     crop = {'crop_pct': min(p.image_px) / p.resize_px, 'crop_mode': 'center'}
   interpolation = 'bilinear' if p.interpolation is Interpolation.AREA else p.interpolation.value
-  first_layer, last_layer = ENDS[type(m)]
-  if isinstance(m, schema.ViT) and isinstance(m.stem, schema.ResNetStem):
-    first_layer = 'patch_embed.backbone.stem.conv'
-  takes_any_size = isinstance(m, schema.ResNet | schema.EfficientNet)
+  first_layer, last_layer = ENDS[type(model)]
+  if isinstance(model, schema.ViT) and isinstance(model.stem, schema.ResNetStem):
+    first_layer = 'patch_embed.backbone.stem.conv' if model.stem.layers else 'patch_embed.backbone.conv'
+  takes_any_size = isinstance(model, schema.ResNet | schema.EfficientNet)
   content: dict[str, Any] = {
       'architecture': name, 'num_classes': weights.num_classes,
-      'global_pool': arguments.get('global_pool', 'token' if isinstance(m, schema.ViT) else 'avg'),
+      'global_pool': arguments.get('global_pool', 'token' if isinstance(model, schema.ViT) else 'avg'),
       'model_args': arguments,
       'pretrained_cfg': {'tag': 'vit_jax', 'custom_load': False, 'input_size': [3, *p.image_px],
                          'fixed_input_size': not takes_any_size, 'interpolation': interpolation, **crop,
                          'mean': list(p.mean), 'std': list(p.std), 'num_classes': weights.num_classes,
                          'pool_size': None, 'first_conv': first_layer, 'classifier': last_layer}}
-  optional = {'position_resize': position_resize(m), 'network': hidden_settings(m),
+  optional = {'position_resize': position_resize(model), 'network': hidden_settings(model),
               'label_names': list(weights.class_names)}
   return content | {key: value for key, value in optional.items() if value}
 
 
-def _architecture(weights: Weights) -> tuple[str, dict[str, Any]]:
+def _architecture(m: schema.Model, p: Preprocess) -> tuple[str, dict[str, Any]]:
   """Returns timm's name of the network, and the arguments of `create_model` for its other settings."""
-  m, p = weights.model, weights.preprocess
   match m:
-    case schema.ViT() if isinstance(m.stem, schema.ResNetStem):
-      if hybrid := HYBRIDS.get((m.stem.layers, m.width)):
-        return hybrid, {'img_size': side_px(p), 'act_layer': ACTIVATION[m.gelu]}
-      raise UserError(f'--to: expected a network that timm has, got a hybrid with the stem {m.stem.layers} and width '
-                      f'{m.width}. Write a single .safetensors file.')
     case schema.ViT():
-      return _vit(m, p)
+      return _vit_name(m), _vit_arguments(m, p)
     case schema.Mixer():
-      letters = {512: 's', 768: 'b', 1024: 'l'}
-      if m.width in letters and p.image_px == (224, 224):
-        return f'mixer_{letters[m.width]}{m.patch}_224', {'act_layer': ACTIVATION[m.gelu]}
+      for size in 'SBL':
+        is_of_size = (m.width, m.depth, m.tokens_mlp, m.channels_mlp) == sizes.MIXER[size]
+        if is_of_size and m.patch in sizes.MIXER_PATCHES[size] and p.image_px == (224, 224):
+          return f'mixer_{size.lower()}{m.patch}_224', {'act_layer': ACTIVATION[m.gelu]}
     case schema.ResNet():
       for size in BITS:
         if sizes.resnet(f'R{size}') == schema.ResNet(m.layers, m.width):
@@ -281,8 +272,19 @@ def _architecture(weights: Weights) -> tuple[str, dict[str, Any]]:
                   '.safetensors file.')
 
 
-def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
-  """Returns the name and the arguments of `create_model` for a ViT whose patches are cut from the image itself."""
+def _vit_name(m: schema.ViT) -> str:
+  """Returns the name of a network of timm with the class and the stem of this one. Raises UserError for other stems."""
+  if not isinstance(m.stem, schema.ResNetStem):
+    return 'deit_base_distilled_patch16_224' if m.pool.distillation else 'vit_base_patch16_224'
+  name = HYBRIDS.get((m.stem.layers, m.width))
+  if name is None or m.stem.width != schema.ResNetStem().width:
+    raise UserError(f'--to: expected a network that timm has, got a hybrid with the stem {m.stem.layers} of '
+                    f'{m.stem.width} channels and width {m.width}. Write a single .safetensors file.')
+  return name
+
+
+def _vit_arguments(m: schema.ViT, p: Preprocess) -> dict[str, Any]:
+  """Returns the arguments of `create_model`, which override the settings of the network that `_vit_name` names."""
   others = {  # what the arguments of timm's class VisionTransformer in a file cannot describe
       f'positions {checks.kind(m.positions)}': m.positions.is_rotary,
       'RMSNorm': isinstance(m.norm, schema.RmsNorm),
@@ -291,7 +293,8 @@ def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
       'no bias of the keys alone': m.attention.qkv_bias is QkvBias.QUERY_VALUE,
       'no bias of the output matrices': not (m.attention.out_bias and m.mlp.bias),
       'a pool over the class token': m.pool.has_parameters and m.pool.class_token,
-      'a SwiGLU MLP': isinstance(m.mlp, SwiGlu)}
+      'a SwiGLU MLP': isinstance(m.mlp, SwiGlu),
+      'a distillation token after a ResNet stem': m.pool.distillation and isinstance(m.stem, schema.ResNetStem)}
   if unsupported := [name for name, is_so in others.items() if is_so]:
     raise UserError(f'--to: expected a network that a timm config.json can describe, got one with '
                     f'{", ".join(unsupported)}. Write a single .safetensors file, whose tensors timm reads by name.')
@@ -299,8 +302,8 @@ def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
     raise UserError('pool=first: expected a pooling that timm has, got the first patch token. Write a single '
                     '.safetensors or .npz file.')
   arguments: dict[str, Any] = {
-      'img_size': side_px(p), 'patch_size': m.patch, 'embed_dim': m.width, 'depth': m.depth, 'num_heads': m.heads,
-      'mlp_ratio': m.mlp.hidden / m.width, 'act_layer': ACTIVATION[m.gelu]}
+      'img_size': side_px(p), 'patch_size': m.patch // m.stem.stride, 'embed_dim': m.width, 'depth': m.depth,
+      'num_heads': m.heads, 'mlp_ratio': m.mlp.hidden / m.width, 'act_layer': ACTIVATION[m.gelu]}
   optional = {'init_values': layer_scale(m), 'reg_tokens': m.registers, 'qk_norm': m.attention.qk_norm}
   arguments |= {name: value for name, value in optional.items() if value}
   if m.attention.qkv_bias is QkvBias.NONE:
@@ -308,4 +311,4 @@ def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
   if not isinstance(m.pool, schema.ClassToken):
     arguments |= {'class_token': m.pool.class_token, 'global_pool': 'map' if m.pool.has_parameters else 'avg',
                   'fc_norm': m.last_norm is LastNorm.POOLED}
-  return ('deit_base_distilled_patch16_224' if m.pool.distillation else 'vit_base_patch16_224'), arguments
+  return arguments
