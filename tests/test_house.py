@@ -18,13 +18,14 @@ BUDGETS = {
     # splits; a push checks the licenses of all weights and teachers of a run. train: a barrier for checkpoints, so
     # that a save that fails in one process does not hang the others. core, optim, models: parameters state which of
     # them are matrices, blocks are told of images and padding and may state losses, and a block attends to other
-    # tokens. objectives: which weights a teacher begins with, from weights, and the losses of a network. parallel:
-    # the layout and the choice of kernels, from config. config: overrides are a module beside the engine. evaluate,
-    # export, plan: fields of records have shapes and units, and dense expressions are named steps. jobs: the table of
-    # norms, from inspect.
-    'data': 15_410, 'weights': 8_760, 'models': 6_100, 'config': 5_060, 'jobs': 6_350, 'evaluate': 4_440,
-    'core': 3_490, 'objectives': 3_290, 'inspect': 2_850, 'plan': 3_310, 'record': 2_620, 'recipes': 1_870,
-    'train': 1_900, 'export': 1_570, '.': 1_450, 'replay': 1_300, 'optim': 1_340, 'study': 1_050, 'parallel': 1_790}
+    # tokens. objectives: which weights a teacher begins with, from weights, and the losses of a network. weights: what
+    # is written for timm is checked as its program reads it. parallel: the layout and the choice of kernels, from
+    # config. config: overrides are a module beside the engine. evaluate, export, plan: fields of records have shapes
+    # and units, and dense expressions are named steps. jobs: the table of norms, from inspect. config: the rule of a
+    # parameter, from optim.
+    'data': 15_410, 'weights': 8_790, 'models': 6_100, 'config': 5_080, 'jobs': 6_350, 'evaluate': 4_440,
+    'core': 3_490, 'objectives': 3_290, 'inspect': 2_860, 'plan': 3_330, 'record': 2_620, 'recipes': 1_870,
+    'train': 1_900, 'export': 1_580, '.': 1_450, 'replay': 1_300, 'optim': 1_340, 'study': 1_050, 'parallel': 1_790}
 """Lines of a room: a folder of the package, or '.' for the files at its top. Who raises a number says why beside it."""
 READERS = ('json.load', 'json.loads', 'json.JSONDecoder', 'np.load', 'np.loadtxt', 'np.genfromtxt', 'np.fromfile',
            'np.memmap', 'np.lib.format', 'pickle.load', 'pickle.loads', 'pickle.Unpickler', 'zipfile.ZipFile',
