@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Chip(NamedTuple):
   """The properties of one device.
 
-  hbm_gib: memory that a program may use; for TPUs read off the compiler's own errors (libtpu 0.0.51).
+  hbm_gib: memory that a program may use; for TPUs but TPU7x read off the compiler's own errors (libtpu 0.0.51).
   peak_flops: dense bf16 FLOP/s.
   hbm_bytes_s: bytes per second of the memory.
   ring_bytes_s: bytes per second that a device sends around one ring of neighbors, both directions together.
@@ -212,23 +212,19 @@ def missing(topology: Topology) -> str:
   match topology.chip.platform:
     case 'tpu' if importlib.util.find_spec('libtpu') is None:
       return f'The TPU compiler is not installed (Linux; no TPU is needed). Run: {extras.install("plan")}'
-    case 'gpu' if topology.kind in cards.CARDS and not cards.is_installed() and not _has_gpus(topology):
+    case 'gpu' if is_described(topology) or len(glob.glob('/dev/nvidia[0-9]*')) >= topology.num_devices:
+      return ''  # `open_devices` refuses GPUs of another kind
+    case 'gpu' if topology.kind in cards.CARDS:
       return f"XLA's compiler for GPUs is not installed (Linux; no GPU is needed). Run: {extras.install('plan-gpu')}"
-    case 'gpu' if topology.kind not in cards.CARDS and not _has_gpus(topology):
+    case 'gpu':
       return (f'A program for {topology.name} can be compiled only on a machine with that many GPUs, or for '
               f'{" or ".join(cards.CARDS)}, which XLA knows by a description.')
   return ''
 
 
-def _has_gpus(topology: Topology) -> bool:
-  """Returns whether this machine has as many GPUs as a topology."""
-  return len(glob.glob('/dev/nvidia[0-9]*')) >= topology.num_devices
-
-
 def is_described(topology: Topology) -> bool:
-  """Returns whether programs are compiled for a description of the devices, which need not be here."""
-  return topology.chip.platform == 'tpu' or (
-      topology.kind in cards.CARDS and cards.is_installed() and not _has_gpus(topology))
+  """Returns whether programs are compiled for a description of the devices, also on a machine that has such devices."""
+  return topology.chip.platform == 'tpu' or (topology.kind in cards.CARDS and cards.is_installed())
 
 
 def environment(topology: Topology) -> dict[str, str]:
@@ -256,7 +252,7 @@ def open_devices(topology: Topology) -> Sequence[jax.Device]:
   """Returns the devices of a topology: described ones where the compiler needs no others, else present ones.
 
   Raises:
-    UserError: this machine has too few of them.
+    UserError: this machine has too few of them, or GPUs of another kind.
   """
   import jax
   from jax.experimental import topologies
@@ -272,4 +268,9 @@ def open_devices(topology: Topology) -> Sequence[jax.Device]:
   if len(devices) < topology.num_devices:
     raise UserError(f'--topology: expected at most {len(devices)} devices, which this machine has, got '
                     f'{topology.name}. Choose a smaller number.')
+  kind = devices[0].device_kind  # such as 'NVIDIA A100-SXM4-80GB'
+  is_of_kind = topology.kind == 'gpu' or topology.kind in re.findall(r'\w+', kind.lower())
+  if topology.chip.platform == 'gpu' and not is_of_kind:
+    raise UserError(f'--topology: expected the GPUs of this machine, {kind}, got {topology.name}. Set '
+                    f'--topology=gpu:{topology.num_devices}.')
   return devices[:topology.num_devices]
