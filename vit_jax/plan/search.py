@@ -24,11 +24,16 @@ ENOUGH = 2
 
 
 class Candidate(NamedTuple):
-  """One combination of settings, with step time and memory by arithmetic; `execution` is None without a choice."""
+  """One combination of settings, with step time and memory by arithmetic.
+
+  execution: None for a network without that setting.
+  tensor: None if the config has this size; else the size that takes the place of -1, as now `data` takes the rest.
+  """
   accumulate: int
   remat: schema.Remat
   execution: schema.Execution | None
   fsdp: int
+  tensor: int | None
   expected_ms: float
   expected_gib: float
 
@@ -41,13 +46,14 @@ class Candidate(NamedTuple):
   def flags(self) -> str:
     """Returns the flags of a command line that set this combination."""
     execution = f'--config.model.execution={self.execution.value} ' if self.execution else ''
+    tensor = f' --config.mesh.tensor={self.tensor}' if self.tensor else ''
     return (f'--config.train.accumulate={self.accumulate} --config.model.remat={self.remat.value} {execution}'
-            f'--config.mesh.fsdp={self.fsdp} --config.mesh.data=-1')
+            f'--config.mesh.fsdp={self.fsdp} --config.mesh.data=-1{tensor}')
 
   def apply(self, config: schema.Config) -> schema.Config:
     """Returns a config with these settings."""
     return layout.put(config, {
-        'mesh.data': -1, 'mesh.fsdp': self.fsdp, 'mesh.tensor': max(1, config.mesh.tensor),
+        'mesh.data': -1, 'mesh.fsdp': self.fsdp, 'mesh.tensor': self.tensor or config.mesh.tensor,
         'train.accumulate': self.accumulate, 'model.remat': self.remat, 'model.execution': self.execution})
 
 
@@ -77,11 +83,12 @@ class Tried(NamedTuple):
 def candidates(plan: plans.Plan) -> list[Candidate]:
   """Returns all combinations that the batch and the devices allow, in order of expected speed."""
   config, topology = plan.parts.config, plan.subject.topology
-  tensor = max(1, config.mesh.tensor)
+  tensor = plan.parts.mesh.shape['tensor']
   shards = topology.num_devices // tensor
-  possible = layout.fsdp_sizes(layout.put(config, {'mesh.fsdp': 0, 'mesh.data': -1}), topology.hardware, tensor)
+  possible = layout.fsdp_sizes(
+      layout.put(config, {'mesh.fsdp': 0, 'mesh.tensor': tensor, 'mesh.data': -1}), topology.hardware, tensor)
   not_powers_of_2 = {size for size in possible if size & (size - 1)}  # of 12 devices, for example
-  sizes = sorted(size for size in {1, 8, 32, 128, max(1, config.mesh.fsdp), *not_powers_of_2}
+  sizes = sorted(size for size in {1, 8, 32, 128, plan.parts.mesh.shape['fsdp'], *not_powers_of_2}
                  if shards % size == 0 and shards // size % config.mesh.slices == 0)
   accumulations = [1] if config.model.has_batch_norm else [1, 2, 4, 8, 16]
   accumulations = [num for num in accumulations if config.batch_size % (shards * num) == 0]
@@ -90,7 +97,7 @@ def candidates(plan: plans.Plan) -> list[Candidate]:
                  for remat in config.model.remats}
   combinations = itertools.product(accumulations, config.model.remats, config.model.executions, sizes)
   expected = [
-      Candidate(accumulate, remat, execution, fsdp,
+      Candidate(accumulate, remat, execution, fsdp, tensor=None if config.mesh.tensor == tensor else tensor,
                 expected_ms=_expected_ms(plan, accumulate, remat, execution, fsdp),
                 expected_gib=(state_bytes[fsdp] + image_bytes[remat] * config.batch_size // shards // accumulate)
                 / plans.GIB)
@@ -101,7 +108,7 @@ def candidates(plan: plans.Plan) -> list[Candidate]:
 def _state_bytes(plan: plans.Plan, fsdp: int) -> int:
   """Returns the bytes of state and gradients on one device: a dimension that fsdp does not divide is replicated."""
   config = layout.put(plan.parts.config, {'train.accumulate': 1, 'mesh.data': -1, 'mesh.fsdp': fsdp,
-                                          'mesh.tensor': max(1, plan.parts.config.mesh.tensor)})
+                                          'mesh.tensor': plan.parts.mesh.shape['tensor']})
   subject = plan.subject._replace(config=config)
   memory = plans.Plan(subject, plans.abstract_parts(subject), None, '').memory
   return sum(memory[part] for part in ('parameters', 'optimizer', 'extra', 'gradients'))
@@ -174,8 +181,9 @@ def render(tried: list[Tried]) -> str:
   num_compiled = sum(attempt.plan is not None for attempt in tried)
   fastest = best(tried)
   if fastest is None:
-    summary = (f'None of the {num_compiled} compiled candidates fits. Use more devices, a smaller batch_size or a '
-               'smaller model.')
+    summary = f'None of the {num_compiled} compiled candidates fits.' if num_compiled else (
+        f'None of the {len(tried)} candidates fits by arithmetic, so none was compiled.')
+    summary += ' Use more devices, a smaller batch_size or a smaller model.'
   else:
     summary = (f'The fastest of {num_compiled} compiled candidates that fits: {fastest.candidate.name}; '
                f'{fastest.step_text} ms a step.\n{fastest.candidate.flags()}')
