@@ -122,7 +122,7 @@ def quantize(path: pathlib.Path, to: pathlib.Path, images: HostArray, *, min_sqn
     min_sqnr: dB, products with a lower ratio stay in float32.
 
   Raises UserError if a package is not installed, all products stay in float32, or the outputs of the new file are far
-  from those of the file.
+  from those of the file. Then `to` may exist: the caller stages its folder, which an error removes (`export/job.py`).
   """
   model = _load_onnx().load(str(path))
   products = find(model.graph)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from vit_jax.export import rules
 
 IR_VERSION = 9  # of the file format, as in the ONNX release of OPSET
 SIDES = ('rows', 'columns')  # symbols of the trace: the number of multiples in height and width
+AXES = ('batch', 'height', 'width')  # names in the file of dimensions of any size, by axis of an input
 MAX_BYTES = 1_900_000_000  # of parameters inside the file; larger ones get a file of their own (protobuf limit: 2 GiB)
 
 
@@ -56,12 +57,15 @@ def write_graph(path: pathlib.Path, function: Callable[..., Array], params: Para
   writer.dimensions.read(starts[0].name, starts[0].shape, factors)
   found, = writer.write(traced.jaxpr, traced.consts, starts)
   writer.nodes.append(onnx.helper.make_node('Identity', [found.name], [output], name='result'))
-  shape = traced.out_avals[0].shape
+  symbols = {str(side): name for array in inputs.values() for side, name in zip(array.shape, AXES, strict=False)}
+
+  def declare(name: str, array: Any) -> Any:
+    shape = [side if isinstance(side, int) else symbols.get(str(side)) for side in array.shape]  # None: any size
+    return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(array.dtype)), shape)
+
   graph = onnx.helper.make_graph(
-      writer.nodes, 'vit_jax', [onnx.helper.make_tensor_value_info(
-          name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(one.dtype)), _named(one.shape))
-          for name, one in inputs.items()],
-      [onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, _named(shape))],
+      writer.nodes, 'vit_jax', [declare(name, array) for name, array in inputs.items()],
+      [declare(output, traced.out_avals[0])],
       [onnx.numpy_helper.from_array(array, name) for name, array in writer.stored.items()])
   model = onnx.helper.make_model(graph, producer_name='vit_jax', ir_version=IR_VERSION,
                                  opset_imports=[onnx.helper.make_opsetid('', rules.OPSET)])
@@ -86,12 +90,6 @@ def free(image: jax.ShapeDtypeStruct, multiple: int) -> jax.ShapeDtypeStruct:
   """Returns the input with symbols for the number of images, and with `multiple` for sides that are multiples of it."""
   sides = [f'{multiple}*{name}' for name in SIDES] if multiple else [str(side) for side in image.shape[1:3]]
   return jax.ShapeDtypeStruct(export.symbolic_shape(', '.join(['batch', *sides, str(image.shape[-1])])), image.dtype)
-
-
-def _named(shape: Sequence[Any]) -> list[int | str]:
-  """Returns a shape as the file declares it: unknown sides have a name."""
-  names = {0: 'batch', 1: 'height', 2: 'width'}
-  return [side if isinstance(side, int) else names[axis] for axis, side in enumerate(shape)]
 
 
 def beside(path: pathlib.Path) -> str:

@@ -73,6 +73,7 @@ def _table_9(tasks: Sequence[str]) -> s.Row:
 
 
 def _row(name: str, group: str, values: Sequence[float]) -> s.Row:
+  """Returns the row of one task from its scores, one for each seed; `tasks` is the number of tasks in the row."""
   return {'task': name, 'group': group, 'top-1 %': round(statistics.fmean(values), 2) if values else None,
           'deviation': round(statistics.stdev(values), 2) if len(values) > 1 else None, 'runs': len(values),
           'tasks': '1' if values else 'not measured'}
