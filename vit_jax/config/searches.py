@@ -89,13 +89,12 @@ def _check(study: schema.Study, search: schema.Search, changes: Sequence[str]) -
 
 def draw(search: schema.Search) -> list[dict[str, str]]:
   """Returns the points of a search, each as texts of values by setting: `{'optimizer.lr': '0.001234'}`."""
-  def text(distribution: schema.Distribution, share: float) -> str:
-    value = _value(distribution, share)
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-  shares = sobol(search.method.points, len(search.ranges), search.seed)
-  return [{name: text(distribution, float(share)) for (name, distribution), share in zip(
-      search.ranges.items(), row, strict=True)} for row in shares]
+  points = []
+  for shares in sobol(search.method.points, len(search.ranges), search.seed).tolist():
+    values = map(_value, search.ranges.values(), shares)
+    texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    points.append(dict(zip(search.ranges, texts, strict=True)))
+  return points
 
 
 def sobol(num: int, dimensions: int, seed: int) -> np.ndarray:

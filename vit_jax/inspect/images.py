@@ -48,7 +48,10 @@ def decode(image: ImageLike, options: headers.DecodeOptions = UPRIGHT) -> HostAr
       return decoding.decode(image, options)
     case str() | os.PathLike():
       return decoding.decode(user_files.read_image(user_files.expand_home(image)), options)
-  what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else (
-      f'{type(image).__name__} {image.size}' if isinstance(image, Image.Image) else type(image).__name__)
+  what = type(image).__name__
+  if isinstance(image, np.ndarray):
+    what = f'an array {image.shape} of {image.dtype}'
+  elif isinstance(image, Image.Image):
+    what += f' {image.size}'
   raise UserError('images: expected a uint8 array [H, W], [H, W, 1], [H, W, 3], [B, H, W, 1] or [B, H, W, 3], a PIL '
                   f'image, a path or the bytes of a file, got {what}. Pass one of these.')

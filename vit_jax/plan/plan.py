@@ -151,13 +151,9 @@ class Plan:
 
   def _mean(self, figure: Callable[[Plan], float | None]) -> float | None:
     """Returns the mean of a figure over the steps of all lengths; None if one of them has none."""
-    values = []
-    for length in self.parts.config.data.recipe.native_lengths:
-      value = figure(self.of_lengths[length])
-      if value is None:
-        return None
-      values.append(value)
-    return sum(values) / len(values)
+    values = [figure(self.of_lengths[length]) for length in self.parts.config.data.recipe.native_lengths]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
 
   @property
   def has_cycles(self) -> bool:

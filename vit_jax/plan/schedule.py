@@ -34,7 +34,6 @@ _ASYNCHRONOUS = ('-start', '-done', '-update')
 _OPERATIONS = ('fusion', 'convolution', 'copy', 'reduce', 'broadcast', 'convert', 'sqrt', 'scatter', 'gather', 'sort')
 """Opcodes that take time of the core, where the text has no estimates."""
 _TILE = re.compile(r'T\(([\d,]+)\)')  # 'T(8,128)' in the layout '1,0:T(8,128)'
-_PARAMETER = re.compile(r' parameter\((\d+)\)')
 
 
 class Traffic:
@@ -73,11 +72,8 @@ class Traffic:
   def _count_slices(self, fused: str, index: int) -> int | None:
     """Returns the bytes that a fused computation reads of a parameter by slices; None if it reads all of it."""
     inside = self._program.instructions(fused)
-    names = set()  # of the parameter, and of bitcasts of it
-    for instruction in inside:
-      parameter = _PARAMETER.search(instruction.text)
-      if parameter and int(parameter[1]) == index:
-        names.add(instruction.name)
+    names = {instruction.name for instruction in inside  # of the parameter, and below also of bitcasts of it
+             if instruction.opcode == 'parameter' and f'parameter({index})' in instruction.text}
     if not names:
       return None
     total = 0
