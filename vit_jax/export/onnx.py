@@ -87,10 +87,7 @@ def save(model: Any, path: pathlib.Path) -> None:
 
 
 def free(image: jax.ShapeDtypeStruct, multiple: int) -> jax.ShapeDtypeStruct:
-  """Returns the input with a symbol for the number of images, and, if `multiple` is not 0, with symbols for its sides.
-
-  `[1, 224, 224, 3]` becomes `[batch, 224, 224, 3]`, or `[batch, 16*rows, 16*columns, 3]` if `multiple` is 16.
-  """
+  """Returns the input with symbols, `[batch, 224, 224, 3]`, or `[batch, 16*rows, 16*columns, 3]` with `multiple` 16."""
   sides = [f'{multiple}*{name}' for name in SIDES] if multiple else [str(side) for side in image.shape[1:3]]
   return jax.ShapeDtypeStruct(export.symbolic_shape(', '.join(['batch', *sides, str(image.shape[-1])])), image.dtype)
 

@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
   """One combination of settings, with step time and memory by arithmetic.
 
   execution: None for a network without that setting.
-  tensor: None if the config has this size; else the size that takes the place of -1, as now `data` takes the rest.
+  tensor: the size in place of -1, as `data` takes the rest; None if the config has another one than -1.
   """
   accumulate: int
   remat: schema.Remat
@@ -50,10 +50,14 @@ class Candidate(NamedTuple):
     return (f'--config.train.accumulate={self.accumulate} --config.model.remat={self.remat.value} {execution}'
             f'--config.mesh.fsdp={self.fsdp} --config.mesh.data=-1{tensor}')
 
+  def differs_in_execution(self, other: Candidate) -> bool:
+    """Returns whether all settings but `execution` are those of another candidate."""
+    return (self.accumulate, self.remat, self.fsdp) == (other.accumulate, other.remat, other.fsdp)
+
   def apply(self, config: schema.Config) -> schema.Config:
     """Returns a config with these settings."""
     return layout.put(config, {
-        'mesh.data': -1, 'mesh.fsdp': self.fsdp, 'mesh.tensor': self.tensor or config.mesh.tensor,
+        'mesh.data': -1, 'mesh.fsdp': self.fsdp, 'mesh.tensor': self.tensor or max(1, config.mesh.tensor),
         'train.accumulate': self.accumulate, 'model.remat': self.remat, 'model.execution': self.execution})
 
 
@@ -71,6 +75,11 @@ class Tried(NamedTuple):
   @property
   def fits(self) -> bool:
     return self.plan is not None and self.plan.fits
+
+  @property
+  def peak_text(self) -> str:
+    """The peak memory in GiB with two decimals; '-' if it was skipped."""
+    return '-' if self.plan is None else f'{self.plan.peak_gib:.2f}'
 
   @property
   def step_text(self) -> str:
@@ -95,13 +104,13 @@ def candidates(plan: plans.Plan) -> list[Candidate]:
   state_bytes = {fsdp: _state_bytes(plan, fsdp) for fsdp in sizes}
   image_bytes = {remat: build.kept_bytes(plan.parts, layout.put(config, {'model.remat': remat}).model)
                  for remat in config.model.remats}
+  new_tensor = tensor if config.mesh.tensor == -1 else None
   combinations = itertools.product(accumulations, config.model.remats, config.model.executions, sizes)
-  expected = [
-      Candidate(accumulate, remat, execution, fsdp, tensor=None if config.mesh.tensor == tensor else tensor,
-                expected_ms=_expected_ms(plan, accumulate, remat, execution, fsdp),
-                expected_gib=(state_bytes[fsdp] + image_bytes[remat] * config.batch_size // shards // accumulate)
-                / plans.GIB)
-      for accumulate, remat, execution, fsdp in combinations]
+  expected = []
+  for accumulate, remat, execution, fsdp in combinations:
+    expected_ms = _expected_ms(plan, accumulate, remat, execution, fsdp)
+    num_bytes = state_bytes[fsdp] + image_bytes[remat] * config.batch_size // shards // accumulate
+    expected.append(Candidate(accumulate, remat, execution, fsdp, new_tensor, expected_ms, num_bytes / plans.GIB))
   return sorted(expected, key=lambda candidate: (candidate.expected_ms, candidate.expected_gib))
 
 
@@ -150,10 +159,7 @@ def search(plan: plans.Plan) -> list[Tried]:
       num_compiled += 1
       num_fitting += tried[-1].fits
   if fastest := best(tried):
-    scanned = fastest.candidate
-    tried += [_try(plan, candidate) for candidate in unrolled
-              if (candidate.accumulate, candidate.remat, candidate.fsdp) == (
-                  scanned.accumulate, scanned.remat, scanned.fsdp)]
+    tried += [_try(plan, candidate) for candidate in unrolled if candidate.differs_in_execution(fastest.candidate)]
   return tried
 
 
@@ -176,8 +182,7 @@ def best(tried: list[Tried]) -> Tried | None:
 
 def render(tried: list[Tried]) -> str:
   """Returns a table of what was tried, and the settings of the fastest."""
-  rows = [(attempt.candidate.name, f'{attempt.plan.peak_gib:.2f}' if attempt.plan else '-', attempt.step_text,
-           attempt.note) for attempt in tried]
+  rows = [(attempt.candidate.name, attempt.peak_text, attempt.step_text, attempt.note) for attempt in tried]
   num_compiled = sum(attempt.plan is not None for attempt in tried)
   fastest = best(tried)
   if fastest is None:
