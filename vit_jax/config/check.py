@@ -48,9 +48,9 @@ def problems(config: schema.Config, *, of: str = '') -> list[str]:
 
 
 def _names(text: str, setting: str) -> bool:
-  """Returns whether a text names a setting such as `model.mlp.width`: in full, or as `mlp.width` or `width`."""
-  words = re.findall(r'[^\s=:,;()\'"]+', text.replace('--config.', ''))
-  return any(f'.{setting}'.endswith(f'.{word.rstrip(".")}') for word in words)
+  """Returns whether a text names a setting such as `model.mlp`, as `model.mlp` or `mlp`, or `model.mlp.width` in it."""
+  words = [word.rstrip('.') for word in re.findall(r'[^\s=:,;()\'"]+', text.replace('--config.', ''))]
+  return any(f'.{setting}'.endswith(f'.{word}') or _is_inside(word, setting) for word in words)
 
 
 def _shortened(text: str) -> str:
