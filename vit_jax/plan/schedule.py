@@ -190,7 +190,8 @@ class Clock:
   """
 
   def __init__(self, program: hlo.Program, counts: Mapping[str, Count], bytes_a_cycle: float) -> None:
-    self._program, self._counts, self._traffic, self._bytes_a_cycle = program, counts, Traffic(program), bytes_a_cycle
+    self._program, self._traffic = program, Traffic(program)
+    self._counts, self._bytes_a_cycle = counts, bytes_a_cycle
     # The text in the compiler's dump is from before the estimates.
     self._has_estimates = any(instruction.cycles for instruction in program.instructions(program.entry))
     self._count_by_likeness = {
