@@ -73,6 +73,22 @@ def test_all_problems_come_in_one_error() -> None:
   assert str(error.value).count('\n') == 3
 
 
+def test_a_wrong_setting_hides_what_follows_from_it_and_no_other_of_the_same_name() -> None:
+  lora = schema.Lora(dropout=.1)
+  with pytest.raises(UserError, match=r'model.dropout: (.|\n)*lora.dropout: expected its default 0.0 with lora.rank=0'):
+    check.check(dataclasses.replace(GOOD, model=V(dropout=1.), lora=lora))
+  assert check.problems(dataclasses.replace(GOOD, model=V(width=-1, heads=5))) == [
+      'model.width: expected at least 1, got -1.']
+
+
+@pytest.mark.parametrize(('text', 'is_named'), [
+    ('model.mlp: expected', True), ('of mlp.', True), ('Set --config.model.mlp.width=3.', True),
+    ("(model.mlp='x')", True), ('model.mlps: expected', False), ('objective.mlp: expected', False),
+    ('model: expected', False), ('mlp.width', False), ('…', False)])
+def test_a_text_names_a_setting_in_full_or_by_its_end_or_a_setting_in_it(text: str, is_named: bool) -> None:
+  assert check._names(text, 'model.mlp') is is_named
+
+
 def test_each_part_checks_itself_and_gets_its_path_and_the_complete_config(monkeypatch: pytest.MonkeyPatch) -> None:
   config = dataclasses.replace(
       GOOD, model=schema.ResNet(), objective=schema.Distill(schema.Teacher('w', schema.Mixer())),

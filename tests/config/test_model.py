@@ -98,6 +98,11 @@ def test_adapters_that_cannot_be_trained_are_refused(wrong: schema.Config, messa
     check.check(wrong)
 
 
+def test_the_first_rule_that_matches_decides_whether_adapters_are_frozen() -> None:
+  rules = (schema.PathRule('.*/lora_.*', lr=.5), schema.PathRule('backbone/.*', frozen_until='100 %'))
+  check.check(config(schema.Lora(rank=4), optimizer=schema.AdamW(rules=rules)))
+
+
 def test_layers_are_chosen_by_the_end_of_their_path_or_a_pattern() -> None:
   layers = schema.adapted_layers(schema.ViT(mlp=schema.SwiGlu()))
   chosen = {targets: [layer for layer in layers if schema.Lora(rank=1, targets=targets).is_target(layer)]

@@ -82,10 +82,13 @@ def test_a_method_is_read(text: str, method: schema.SearchMethod) -> None:
   assert searches.parse(text) == method
 
 
-@pytest.mark.parametrize('text', ['random:3', 'sobol:0', 'sobol:x', 'halving:4,factor=1', ''])
+@pytest.mark.parametrize('text', [
+    'random:3', 'sobol:0', 'sobol:x', 'halving:4,factor=1', '', 'sobol:16,factor=4', 'halving:16,points=8',
+    'halving:16,factor=2,factor=4', 'sobol:16,,', 'halving:16,', 'sobol:', 'halving:16,factor'])
 def test_what_is_no_method_is_refused(text: str) -> None:
-  with pytest.raises(ValueError):
+  with pytest.raises(ValueError) as refused:
     searches.parse(text)
+  assert not isinstance(refused.value, UserError)  # so that the message names the flag
 
 
 @pytest.mark.parametrize(('change', 'error'), [

@@ -88,6 +88,18 @@ def test_a_file_of_any_size_says_so_and_is_checked_at_three_sizes(
   assert named == [['batch', 'height', 'width', 3], ['batch', loaded.CLASSES]]
 
 
+@needs_onnx
+def test_the_output_is_declared_with_its_own_dtype_and_symbols(tmp_path: pathlib.Path) -> None:
+  import onnx
+  image = jax.ShapeDtypeStruct((1, 32, 48, 3), np.uint8)
+  export_onnx.write(tmp_path / 'a.onnx', lambda image: image.transpose(0, 2, 3, 1), {}, image, output='turned',
+                    about={}, multiple=8)
+  output, = onnx.load(str(tmp_path / 'a.onnx')).graph.output
+  assert output.type.tensor_type.elem_type == onnx.TensorProto.UINT8
+  assert [side.dim_param or side.dim_value for side in output.type.tensor_type.shape.dim] == [
+      'batch', 'width', 3, 'height']
+
+
 def test_the_check_is_at_the_own_size_and_at_one_wider_and_one_higher() -> None:
   image = jax.ShapeDtypeStruct((1, 32, 48, 3), np.float32)
   assert functions.sizes(functions.Subject(lambda x: x, image, 'logits')) == [(32, 48)]

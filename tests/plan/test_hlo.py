@@ -62,6 +62,34 @@ def test_operands_are_named_in_order_whatever_stands_between() -> None:
   assert one.operands == ['a.1', 'b-2'] and one.is_root and one.source == 'jit(step)/f(x)'
 
 
+CONDITIONAL_TEXT = """HloModule jit_step
+
+%first (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %sine = f32[8]{0} sine(%p)
+}
+
+%second (q: f32[8]) -> f32[8] {
+  %q = f32[8]{0} parameter(0)
+  ROOT %cosine = f32[8]{0} cosine(%q)
+}
+
+ENTRY %main (x: pred[], a: f32[8]) -> f32[8] {
+  %x = pred[] parameter(0)
+  %a = f32[8]{0} parameter(1)
+  ROOT %chosen = f32[8]{0} conditional(%x, %a, %a), BRANCHES
+}
+"""
+
+
+@pytest.mark.parametrize('branches', ['branch_computations={%first, %second}',
+                                      'true_computation=%first, false_computation=%second'])
+def test_all_branches_of_a_conditional_are_followed(branches: str) -> None:
+  visits = list(hlo.parse(CONDITIONAL_TEXT.replace('BRANCHES', branches)).walk())
+  assert [visit.instruction.name for visit in visits] == ['x', 'a', 'chosen', 'p', 'sine', 'q', 'cosine']
+  assert all(visit.times == 1 and visit.has_known_times for visit in visits)
+
+
 def test_a_loop_that_ends_by_its_data_is_seen_in_the_text_of_this_machines_compiler() -> None:
   def halve(x: jax.Array) -> jax.Array:
     return jax.lax.while_loop(lambda y: y > 1., lambda y: y / 2, x) + jax.lax.fori_loop(0, 7, lambda i, y: y * 2, x)

@@ -16,7 +16,7 @@ import jax
 import pytest
 
 from vit_jax import main
-from vit_jax.config import engine, files
+from vit_jax.config import check, engine, files
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.models import cost
@@ -170,6 +170,7 @@ def test_the_price_is_that_of_all_chips_for_the_steps_and_their_collectives(monk
   priced = dataclasses.replace(found, hourly_price=2.5)
   hours = .101 * 1_035_645 / 3600
   assert priced.to_json()['price'] == pytest.approx(2.5 * 256 * hours)  # 512 devices of v3 are 256 chips
+  assert priced.to_json()['hours_with_collectives'] == pytest.approx(hours)
   assert f'{2.5 * 256 * hours:,.2f}' in table.render(priced) and '256 at 2.5 an hour' in table.render(priced)
 
 
@@ -242,6 +243,7 @@ def test_a_program_that_does_not_fit_says_by_how_much(monkeypatch: pytest.Monkey
   text, content = table.render(found), found.to_json()
   assert '**Does not fit**: temporaries need 50.49 GiB, 35.01 GiB more than the 15.48 GiB of a device' in text
   assert not content['fits'] and content['estimated_step_ms'] is None and content['peak_gib_per_device'] > 50.49
+  assert content['step_ms_source'] is None and content['assumed_mfu'] is None and content['roofline_ms'] > 0
   assert content['overflow'] == {'need_gib': 50.49, 'have_gib': 15.48, 'what': 'temporaries'}
 
 
@@ -278,6 +280,26 @@ def test_a_search_in_which_nothing_fits_says_so(monkeypatch: pytest.MonkeyPatch)
   tried = search.search(planned(monkeypatch, compile.Answer(compiled.Overflow(20., 15.48, 'temporaries'))))
   assert search.best(tried) is None and 'Use more devices' in search.render(tried)
   assert sum(t.plan is not None for t in tried) == search.MAX_COMPILES
+
+
+def test_a_search_in_which_nothing_was_compiled_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+  found = planned(monkeypatch, answer())
+  skipped = [search.Tried(candidate, None, 'skipped: 99.0 GiB by arithmetic') for candidate in search.candidates(found)]
+  assert f'None of the {len(skipped)} candidates fits by arithmetic, so none was compiled. Use more' in search.render(
+      skipped)
+
+
+@pytest.mark.parametrize(('tensor', 'flag'), [(2, ''), (-1, ' --config.mesh.tensor=2')])
+def test_the_flags_of_a_search_set_the_axis_that_took_the_rest(
+    no_compiler: None, tensor: int, flag: str) -> None:
+  overrides = ['mesh.data=4', 'mesh.fsdp=1', f'mesh.tensor={tensor}', FLAT]
+  found = plan.make(subject('vit_b16_jft', 'v3:2x2', *overrides))
+  candidate = search.candidates(found)[0]
+  assert found.parts.mesh.shape['tensor'] == 2 and candidate.flags().endswith(f'--config.mesh.data=-1{flag}')
+  changes = [word.removeprefix('--config.') for word in candidate.flags().split()]
+  config = files.load('vit_b16_jft', [*overrides, *changes])
+  assert config.mesh == candidate.apply(found.parts.config).mesh
+  assert not check.problems(config) and config.mesh.tensor == 2 and config.mesh.data == -1
 
 
 def test_a_search_without_the_compiler_is_refused(no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 
+import jax
 import pytest
 
 from vit_jax.core.errors import UserError
@@ -83,7 +85,23 @@ def test_described_gpus_are_compiled_for_without_any(monkeypatch: pytest.MonkeyP
   assert topologies.missing(found) == '' and environment['JAX_PLATFORMS'] == 'cpu'
   assert 'host_platform' not in environment['XLA_FLAGS'] and 'gemm=true' in environment['XLA_FLAGS']
   monkeypatch.setattr(topologies.glob, 'glob', lambda pattern: [f'/dev/nvidia{i}' for i in range(8)])
-  assert topologies.environment(found)['JAX_PLATFORMS'] == 'cuda'  # the devices of this machine
+  assert topologies.environment(found)['JAX_PLATFORMS'] == 'cpu'  # the GPUs of this machine may be of another kind
+  monkeypatch.setattr(cards, 'is_installed', lambda: False)
+  assert topologies.missing(found) == '' and topologies.environment(found)['JAX_PLATFORMS'] == 'cuda'
+
+
+@pytest.mark.parametrize(('device_kind', 'of_kind', 'others'), [
+    ('NVIDIA A100-SXM4-80GB', 'a100', ('h100', 'h200')), ('NVIDIA H100 80GB HBM3', 'h100', ('a100', 'h200')),
+    ('NVIDIA GH200 480GB', 'gpu', ('h200',))])
+def test_gpus_of_another_kind_are_refused(
+    monkeypatch: pytest.MonkeyPatch, device_kind: str, of_kind: str, others: tuple[str, ...]) -> None:
+  devices = [types.SimpleNamespace(device_kind=device_kind)] * 4
+  monkeypatch.setattr(jax, 'devices', lambda: devices)
+  monkeypatch.setattr(cards, 'is_installed', lambda: False)
+  assert topologies.open_devices(topologies.parse(f'{of_kind}:2')) == devices[:2]
+  for kind in others:
+    with pytest.raises(UserError, match=f'expected the GPUs of this machine, {device_kind}, got {kind}:2. Set .*gpu:2'):
+      topologies.open_devices(topologies.parse(f'{kind}:2'))
 
 
 def test_the_nearest_name_is_suggested() -> None:

@@ -42,10 +42,15 @@ def problems(config: schema.Config, *, of: str = '') -> list[str]:
            for problem in ranges.problems(part, prefix)]
   if not wrong:
     return list(dict.fromkeys(map(_shortened, combinations(config, of=of))))
-  names = '|'.join({re.escape(re.split(r'[.\[]', problem.name)[-1]) for problem in wrong})  # as in `lr|depth`
   others = [_shortened(text) for text in combinations(repaired(config), of=of)
-            if not re.search(rf'\b({names})\b', text)]
+            if not any(_names(text, problem.name) for problem in wrong)]
   return [*map(str, wrong), *dict.fromkeys(others)]
+
+
+def _names(text: str, setting: str) -> bool:
+  """Returns whether a text names a setting such as `model.mlp`, as `model.mlp` or `mlp`, or `model.mlp.width` in it."""
+  words = [word.rstrip('.') for word in re.findall(r'[^\s=:,;()\'"]+', text.replace('--config.', ''))]
+  return any(f'.{setting}'.endswith(f'.{word}') or _is_inside(word, setting) for word in words)
 
 
 def _shortened(text: str) -> str:

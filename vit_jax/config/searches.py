@@ -25,13 +25,19 @@ def parse(text: str) -> schema.SearchMethod:
   """Returns the method of a text such as `sobol:16` or `halving:16,factor=4,rungs=3`.
 
   Raises:
-    ValueError: it is another text, or a number is out of range.
+    ValueError: another text, a setting that is unknown or given twice, or a number out of range.
   """
-  name, _, rest = text.partition(':')
+  name, colon, rest = text.partition(':')
   if name not in _KINDS:
     raise ValueError(text)
-  words = [word.partition('=') for word in f'points={rest}'.split(',') if word] if rest else []
-  method = _KINDS[name](**{key: int(value) for key, _, value in words})
+  method = _KINDS[name]()
+  unset = set(vars(method))
+  for word in f'points={rest}'.split(',') if colon else ():
+    setting, _, value = word.partition('=')
+    if setting not in unset:  # unknown, or given twice
+      raise ValueError(text)
+    unset.remove(setting)
+    setattr(method, setting, int(value))
   if any(ranges.problems(method)):
     raise ValueError(text)
   return method
@@ -83,13 +89,12 @@ def _check(study: schema.Study, search: schema.Search, changes: Sequence[str]) -
 
 def draw(search: schema.Search) -> list[dict[str, str]]:
   """Returns the points of a search, each as texts of values by setting: `{'optimizer.lr': '0.001234'}`."""
-  def text(distribution: schema.Distribution, share: float) -> str:
-    value = _value(distribution, share)
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-  shares = sobol(search.method.points, len(search.ranges), search.seed)
-  return [{name: text(distribution, float(share)) for (name, distribution), share in zip(
-      search.ranges.items(), row, strict=True)} for row in shares]
+  points = []
+  for shares in sobol(search.method.points, len(search.ranges), search.seed).tolist():
+    values = map(_value, search.ranges.values(), shares)
+    texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    points.append(dict(zip(search.ranges, texts, strict=True)))
+  return points
 
 
 def sobol(num: int, dimensions: int, seed: int) -> np.ndarray:

@@ -122,7 +122,7 @@ def quantize(path: pathlib.Path, to: pathlib.Path, images: HostArray, *, min_sqn
     min_sqnr: dB, products with a lower ratio stay in float32.
 
   Raises UserError if a package is not installed, all products stay in float32, or the outputs of the new file are far
-  from those of the file.
+  from those of the file. Then `to` may exist: the caller stages its folder, which an error removes (`export/job.py`).
   """
   model = _load_onnx().load(str(path))
   products = find(model.graph)
@@ -139,8 +139,7 @@ def quantize(path: pathlib.Path, to: pathlib.Path, images: HostArray, *, min_sqn
     raise UserError(f'--min_sqnr: expected at most {best:.1f} dB, the best of {len(products)} products, got '
                     f'{min_sqnr:g}. Set a lower one, or leave --quantize out.')
   _write(model, nodes, to, images, path.parent)
-  exact, quantized = (np.concatenate([session.run(None, {'image': image[None]})[0] for image in images])
-                      for session in map(export_onnx.session, (path, to)))
+  exact, quantized = _run(path, images), _run(to, images)
   result = Quantized(
       products, min_sqnr, num_images=len(images), sqnr=decibel((exact ** 2).sum(), ((exact - quantized) ** 2).sum()),
       agreement=float((exact.argmax(-1) == quantized.argmax(-1)).mean()))
@@ -149,6 +148,12 @@ def quantize(path: pathlib.Path, to: pathlib.Path, images: HostArray, *, min_sqn
                     f'{result.sqnr:.1f}, with {result.agreement:.1%} equal predictions. The file was not kept. Set '
                     f'--min_sqnr above {min_sqnr:g}, or leave --quantize out. Products in dB:\n{result.table()}')
   return result
+
+
+def _run(path: pathlib.Path, images: HostArray) -> HostArray:
+  """Returns the outputs `[N, …]` of a file for images, which it gets one by one."""
+  session = export_onnx.session(path)
+  return np.concatenate([session.run(None, {'image': image[None]})[0] for image in images])
 
 
 def _load_onnx() -> ModuleType:
@@ -176,10 +181,13 @@ def measure(model: Any, names: Sequence[str], images: HostArray, part: pathlib.P
   for image in images:
     for name, value in zip(names, session.run(None, {'image': image[None]}), strict=True):
       tokens = value.reshape(-1, value.shape[-1])
-      some = np.linspace(0, len(tokens) - 1, min(ROWS, len(tokens))).astype(int)
-      by_image[name].append(Values(tokens.min(0), tokens.max(0), tokens[some]))
-  return {name: Values(np.min([one.lowest for one in values], 0), np.max([one.highest for one in values], 0),
-                       np.concatenate([one.rows for one in values])) for name, values in by_image.items()}
+      indices = np.linspace(0, len(tokens) - 1, min(ROWS, len(tokens))).astype(int)
+      by_image[name].append(Values(tokens.min(0), tokens.max(0), tokens[indices]))
+  values_by_name = {}
+  for name, values_by_image in by_image.items():
+    lowest, highest, rows = zip(*values_by_image, strict=True)
+    values_by_name[name] = Values(np.min(lowest, 0), np.max(highest, 0), np.concatenate(rows))
+  return values_by_name
 
 
 def smooth(graph: Any, products: Sequence[Product], values: Mapping[str, Values]) -> dict[str, Values]:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from vit_jax.export import rules
 
 IR_VERSION = 9  # of the file format, as in the ONNX release of OPSET
 SIDES = ('rows', 'columns')  # symbols of the trace: the number of multiples in height and width
+AXES = ('batch', 'height', 'width')  # names in the file of dimensions of any size, by axis of an input
 MAX_BYTES = 1_900_000_000  # of parameters inside the file; larger ones get a file of their own (protobuf limit: 2 GiB)
 
 
@@ -52,16 +53,19 @@ def write_graph(path: pathlib.Path, function: Callable[..., Array], params: Para
   onnx = extras.load('onnx', 'onnx', '--to=FILE.onnx')
   traced = jax.make_jaxpr(function)(*inputs.values())
   writer = export_graph.Writer(onnx.helper, names_of(params), rules.RULES)
-  starts = [export_graph.Value(name, one.shape) for name, one in inputs.items()]
-  writer.dimensions.read(starts[0].name, starts[0].shape, factors)
-  found, = writer.write(traced.jaxpr, traced.consts, starts)
-  writer.nodes.append(onnx.helper.make_node('Identity', [found.name], [output], name='result'))
-  shape = traced.out_avals[0].shape
+  values = [export_graph.Value(name, array.shape) for name, array in inputs.items()]
+  writer.dimensions.read(values[0].name, values[0].shape, factors)
+  result, = writer.write(traced.jaxpr, traced.consts, values)
+  writer.nodes.append(onnx.helper.make_node('Identity', [result.name], [output], name='result'))
+  symbols = {str(side): name for array in inputs.values() for side, name in zip(array.shape, AXES, strict=False)}
+
+  def declare(name: str, array: Any) -> Any:
+    shape = [side if isinstance(side, int) else symbols.get(str(side)) for side in array.shape]  # None: any size
+    return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(array.dtype)), shape)
+
   graph = onnx.helper.make_graph(
-      writer.nodes, 'vit_jax', [onnx.helper.make_tensor_value_info(
-          name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(one.dtype)), _named(one.shape))
-          for name, one in inputs.items()],
-      [onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, _named(shape))],
+      writer.nodes, 'vit_jax', [declare(name, array) for name, array in inputs.items()],
+      [declare(output, traced.out_avals[0])],
       [onnx.numpy_helper.from_array(array, name) for name, array in writer.stored.items()])
   model = onnx.helper.make_model(graph, producer_name='vit_jax', ir_version=IR_VERSION,
                                  opset_imports=[onnx.helper.make_opsetid('', rules.OPSET)])
@@ -78,20 +82,14 @@ def is_large(model: Any) -> bool:
 def save(model: Any, path: pathlib.Path) -> None:
   """Writes a model, with large parameters as a file of their own."""
   onnx = extras.load('onnx', 'onnx', '--to=FILE.onnx')
-  apart = is_large(model)
-  onnx.save_model(model, str(path), save_as_external_data=apart, location=beside(path) if apart else None)
+  has_own_file = is_large(model)
+  onnx.save_model(model, str(path), save_as_external_data=has_own_file, location=beside(path) if has_own_file else None)
 
 
 def free(image: jax.ShapeDtypeStruct, multiple: int) -> jax.ShapeDtypeStruct:
-  """Returns the input with symbols for the number of images, and with `multiple` for sides that are multiples of it."""
+  """Returns the input with symbols, `[batch, 224, 224, 3]`, or `[batch, 16*rows, 16*columns, 3]` with `multiple` 16."""
   sides = [f'{multiple}*{name}' for name in SIDES] if multiple else [str(side) for side in image.shape[1:3]]
   return jax.ShapeDtypeStruct(export.symbolic_shape(', '.join(['batch', *sides, str(image.shape[-1])])), image.dtype)
-
-
-def _named(shape: Sequence[Any]) -> list[int | str]:
-  """Returns a shape as the file declares it: unknown sides have a name."""
-  names = {0: 'batch', 1: 'height', 2: 'width'}
-  return [side if isinstance(side, int) else names[axis] for axis, side in enumerate(shape)]
 
 
 def beside(path: pathlib.Path) -> str:
@@ -109,8 +107,8 @@ def run(path: pathlib.Path, image: HostArray) -> HostArray:
 
 def run_graph(path: pathlib.Path, inputs: Mapping[str, HostArray]) -> HostArray:
   """Runs a file of several inputs, as `run`."""
-  found, = session(path).run(None, dict(inputs))
-  return found
+  output, = session(path).run(None, dict(inputs))
+  return output
 
 
 def session(path: pathlib.Path) -> Any:
@@ -123,12 +121,12 @@ def session(path: pathlib.Path) -> Any:
 
 
 def names_of(params: Params) -> dict[str, str]:
-  """Returns the path names of parameters by digest; each stacked block has its own, as `backbone/blocks/3/…`."""
-  found: dict[str, str] = {}
+  """Returns the path names of parameters by digest; each of the stacked blocks has a name, `backbone/blocks/3/…`."""
+  name_by_digest: dict[str, str] = {}
   for path, leaf in trees.flatten(params).items():
     if '/blocks/' in f'/{path}':
       before, _, after = path.partition('blocks/')
-      for layer, one in enumerate(np.asarray(leaf)):
-        found.setdefault(export_graph.digest(one), f'{before}blocks/{layer}/{after}')
-    found.setdefault(export_graph.digest(leaf), path)
-  return found
+      for layer, array in enumerate(np.asarray(leaf)):
+        name_by_digest.setdefault(export_graph.digest(array), f'{before}blocks/{layer}/{after}')
+    name_by_digest.setdefault(export_graph.digest(leaf), path)
+  return name_by_digest

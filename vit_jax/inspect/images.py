@@ -35,6 +35,7 @@ def decode(image: ImageLike, options: headers.DecodeOptions = UPRIGHT) -> HostAr
 
   Raises:
     BadImage: the image cannot be decoded, or is too large.
+    OSError: the file cannot be read.
     UserError: not an image, or an array of another shape or dtype.
   """
   match image:
@@ -47,7 +48,10 @@ def decode(image: ImageLike, options: headers.DecodeOptions = UPRIGHT) -> HostAr
       return decoding.decode(image, options)
     case str() | os.PathLike():
       return decoding.decode(user_files.read_image(user_files.expand_home(image)), options)
-  what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else (
-      f'{type(image).__name__} {image.size}' if isinstance(image, Image.Image) else type(image).__name__)
-  raise UserError(f'images: expected a uint8 array [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path or the bytes '
-                  f'of a file, got {what}. Pass one of these.')
+  what = type(image).__name__
+  if isinstance(image, np.ndarray):
+    what = f'an array {image.shape} of {image.dtype}'
+  elif isinstance(image, Image.Image):
+    what += f' {image.size}'
+  raise UserError('images: expected a uint8 array [H, W], [H, W, 1], [H, W, 3], [B, H, W, 1] or [B, H, W, 3], a PIL '
+                  f'image, a path or the bytes of a file, got {what}. Pass one of these.')

@@ -6,7 +6,6 @@ rule that matches a path name decides. `optimizers.build` puts the transformatio
 """
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import optax
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
+from vit_jax.config.schema.optim import find_rule
 from vit_jax.core import numerics, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree, Schedule
@@ -45,11 +45,6 @@ def check(params: PyTree, config: schema.Optimizer, matrices: Matrices) -> None:
     masks.mask(params, getattr(config, setting, ()), what=f'optimizer.{setting}', matrices=matrices)
   if config.layer_decay != 1.:
     find_depth(params)
-
-
-def find_rule(name: str, rules: Sequence[schema.PathRule]) -> schema.PathRule | None:
-  """Returns the first rule that matches a path name."""
-  return next((rule for rule in rules if re.fullmatch(rule.paths, name)), None)
 
 
 def find_depth(params: PyTree) -> int:

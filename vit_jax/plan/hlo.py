@@ -1,7 +1,8 @@
 """Parses the text of a compiled program (HLO), and follows which instructions run and how often.
 
-All figures of a plan are read from this text, so the modules `compiled`, `schedule`, `overlap` and `gpu_kernels` begin
-with `parse`. A program consists of computations, and a computation of instructions:
+The times and the collectives of a plan are read from this text, but not its memory and its FLOPs. The modules
+`compiled`, `schedule`, `overlap` and `gpu_kernels` begin with `parse`. A program consists of computations, and a
+computation of instructions:
 
     %body (state: (s32[], bf16[64,128])) -> (s32[], bf16[64,128]) {
       %x = bf16[64,128]{1,0:T(8,128)} get-tuple-element(%state), index=1
@@ -24,7 +25,8 @@ _INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*)')  # '  ROOT %sum = f
 _OPCODE = re.compile(r' ([a-z][a-z0-9\-]*)\(')
 _CALLED = re.compile(r'(calls|body|condition|to_apply)=%?([\w.\-]+)')
 _OFFLOADED = re.compile(r'called_computations=\{%?([\w.\-]+)\}')
-_BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
+_BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')  # 'branch_computations={%first, %second}'
+_TWO_BRANCHES = re.compile(r'(?:true|false)_computation=%?([\w.\-]+)')  # the older form, 'true_computation=%first'
 _OPERAND = re.compile(r'%([\w.\-]+)')
 _CONSTANT = re.compile(r'[su]\d+\[\]\S* constant\((-?\d+)\)')  # 's32[]{:T(128)} constant(12)'
 _INDEX = re.compile(r'get-tuple-element\(.*\), index=(\d+)')
@@ -73,6 +75,12 @@ class Instruction(NamedTuple):
     return dict(_CALLED.findall(self.text))
 
   @property
+  def branches(self) -> list[str]:
+    """Names of the computations of which a conditional runs one."""
+    listed = [name.strip(' %') for names in _BRANCHES.findall(self.text) for name in names.split(',')]
+    return listed or _TWO_BRANCHES.findall(self.text)
+
+  @property
   def cycles(self) -> int:
     """The compiler's estimate, for a fusion including its instructions; 0 if the text has none."""
     cycles = _CYCLES.search(self.text)
@@ -119,7 +127,10 @@ class Program(NamedTuple):
     return list(self.computations.get(computation, {}).values())
 
   def walk(self) -> Iterator[Visit]:
-    """Yields all instructions that the program runs, in order, those inside fusions and loops included."""
+    """Yields all instructions that the program runs, in order, those inside fusions and loops included.
+
+    All branches of a conditional are yielded, as if each ran: sums over them are upper bounds.
+    """
     return self._walk(self.entry, None, 1, True)
 
   def _walk(self, computation: str, caller: Visit | None, times: int, has_known_times: bool) -> Iterator[Visit]:
@@ -139,8 +150,7 @@ class Program(NamedTuple):
     if instruction.opcode == 'while':
       yield called['body'], self.trips(instruction, computation)
     elif instruction.opcode == 'conditional':
-      for names in _BRANCHES.findall(instruction.text):
-        yield from ((name.strip(' %'), 1) for name in names.split(','))
+      yield from ((name, 1) for name in instruction.branches)
     elif 'calls' in called:
       yield called['calls'], 1
     elif instruction.opcode == 'call':

@@ -55,7 +55,7 @@ class Subject(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """A planned run; times are in ms, and None if the program does not fit or the figure is not known.
+  """A planned run; times are in ms. Times of a step are None if the program does not fit; others, if not known.
 
   answer: the compiler's report; None = not compiled, for this `reason`.
   is_quick: whether figures of two shallow programs are extended, see `quick`.
@@ -151,13 +151,9 @@ class Plan:
 
   def _mean(self, figure: Callable[[Plan], float | None]) -> float | None:
     """Returns the mean of a figure over the steps of all lengths; None if one of them has none."""
-    values = []
-    for length in self.parts.config.data.recipe.native_lengths:
-      value = figure(self.of_lengths[length])
-      if value is None:
-        return None
-      values.append(value)
-    return sum(values) / len(values)
+    values = [figure(self.of_lengths[length]) for length in self.parts.config.data.recipe.native_lengths]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
 
   @property
   def has_cycles(self) -> bool:
@@ -258,8 +254,13 @@ class Plan:
     return self.hourly_price * self.subject.topology.num_chips * self.hours(step_ms)
 
   def to_json(self) -> dict[str, Any]:
-    """Returns the content of `plan.json`; null where a figure is undefined because the program does not fit."""
+    """Returns the content of `plan.json`; null where a figure is undefined because the program does not fit.
+
+    `hours`, `mfu` and `core_days` are of steps without collectives. `price`, and keys that end with
+    `_with_collectives`, include those that a step waits for.
+    """
     step_ms, both_ms = self.step_ms, self.step_ms_with_collectives
+    source = None if step_ms is None else self.step_ms_source
     config, topology, report = self.parts.config, self.subject.topology, self.report
     is_compiled = self.answer is not None
     times_by_kind = {wait.kind: {'ms': wait.ns / 1e6, 'exposed_ms': wait.exposed_ns / 1e6}
@@ -279,8 +280,8 @@ class Plan:
         'memory_bytes_per_device': self.memory, 'large_whole_bytes': self.replicated_bytes,
         'argument_bytes': report.argument_bytes if is_compiled else None,
         'temp_bytes': report.temp_bytes if is_compiled else None,
-        'estimated_step_ms': step_ms, 'step_ms_source': self.step_ms_source,
-        'assumed_mfu': self.assumed_mfu if self.step_ms_source == 'assumed_mfu' else None,
+        'estimated_step_ms': step_ms, 'step_ms_source': source,
+        'assumed_mfu': self.assumed_mfu if source == 'assumed_mfu' else None,
         'collectives_ms': self.collectives_ms, 'exposed_collectives_ms': self.exposed_ms,
         'between_slices_ms': self.between_slices_ms, 'scheduled_step_ms': self.scheduled_ms,
         'schedule': report.schedule._asdict() if report.schedule else None,
@@ -288,7 +289,8 @@ class Plan:
         'num_params': trees.num_elements(self.parts.program.abstract_state.params),
         'flops_per_step': self.flops_per_step, 'mfu': at(self.mfu, step_ms),
         'mfu_with_collectives': at(self.mfu, both_ms), 'total_steps': self.parts.lengths.total_steps,
-        'hours': at(self.hours, step_ms), 'price': at(self.price, both_ms) if self.hourly_price else None,
+        'hours': at(self.hours, step_ms), 'hours_with_collectives': at(self.hours, both_ms),
+        'price': at(self.price, both_ms) if self.hourly_price else None,
         'core_days': at(self.core_days, step_ms), 'core_days_with_collectives': at(self.core_days, both_ms),
         'paper_core_days': PAPER_CORE_DAYS.get(config.name),
         'lengths': [{'tokens': length, 'microbatches': plan.parts.config.train.microbatches,

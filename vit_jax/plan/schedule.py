@@ -7,9 +7,9 @@ iteration. Neither estimate includes collectives and asynchronous copies, which 
 
 `compile` calls `read` with the counts of `bundles`. `overlap` follows the program with a `Clock`. The memory traffic is
 counted from the program's text: the result and the operands, with the padding of the tiles that they are stored in.
-Arrays that the compiler keeps in on-chip memory (`S(1)` in the layout) are left out. Of an operand that is only sliced,
-and of a result that is written in place, only the part that is touched is counted. v4 has a second memory on the chip,
-of 128 MiB beside the vector memory (CMEM, `S(3)`). The rate of its transfers is not published, so their bytes are
+Arrays that the compiler keeps in on-chip memory (`S(1)` in the layout) are left out. Of an operand that a fusion only
+slices, and of a result that it writes in place, only the part that is touched is counted. v4 has a second memory on the
+chip, of 128 MiB beside the vector memory (CMEM, `S(3)`). The rate of its transfers is not published, so their bytes are
 counted separately, and their time is in neither estimate.
 """
 from __future__ import annotations
@@ -34,7 +34,6 @@ _ASYNCHRONOUS = ('-start', '-done', '-update')
 _OPERATIONS = ('fusion', 'convolution', 'copy', 'reduce', 'broadcast', 'convert', 'sqrt', 'scatter', 'gather', 'sort')
 """Opcodes that take time of the core, where the text has no estimates."""
 _TILE = re.compile(r'T\(([\d,]+)\)')  # 'T(8,128)' in the layout '1,0:T(8,128)'
-_PARAMETER = re.compile(r' parameter\((\d+)\)')
 
 
 class Traffic:
@@ -73,11 +72,8 @@ class Traffic:
   def _count_slices(self, fused: str, index: int) -> int | None:
     """Returns the bytes that a fused computation reads of a parameter by slices; None if it reads all of it."""
     inside = self._program.instructions(fused)
-    names = set()  # of the parameter, and of bitcasts of it
-    for instruction in inside:
-      parameter = _PARAMETER.search(instruction.text)
-      if parameter and int(parameter[1]) == index:
-        names.add(instruction.name)
+    names = {instruction.name for instruction in inside  # of the parameter, and below also of bitcasts of it
+             if instruction.opcode == 'parameter' and f'parameter({index})' in instruction.text}
     if not names:
       return None
     total = 0
@@ -136,7 +132,7 @@ class Schedule(NamedTuple):
   memory_cycles: cycles of the operations that wait for memory.
   uncounted: number of operations without a count of bundles, whose time is that of their bytes alone.
   uncounted_cycles: XLA's estimate for these operations.
-  unknown_loops: number of loops inside operations that are counted as one iteration.
+  unknown_loops: runs of loops of unknown length inside operations; each run is counted as one iteration.
   kernels: names of Pallas kernels without a count of bundles.
   cmem_bytes: bytes that operations read from and write to the second memory of v4's chip, whose time is not counted.
   """
@@ -194,8 +190,9 @@ class Clock:
   """
 
   def __init__(self, program: hlo.Program, counts: Mapping[str, Count], bytes_a_cycle: float) -> None:
-    self._program, self._counts, self._traffic, self._bytes_a_cycle = program, counts, Traffic(program), bytes_a_cycle
-    # The compiler's dump has the text from before the estimates: there, all that has a schedule is an operation.
+    self._program, self._traffic = program, Traffic(program)
+    self._counts, self._bytes_a_cycle = counts, bytes_a_cycle
+    # The text in the compiler's dump is from before the estimates.
     self._has_estimates = any(instruction.cycles for instruction in program.instructions(program.entry))
     self._count_by_likeness = {
         _likeness(instruction): counts[instruction.name]
@@ -203,7 +200,10 @@ class Clock:
         if instruction.name in counts and self.is_counted(instruction)}
 
   def is_counted(self, instruction: Instruction) -> bool:
-    """Returns whether an instruction takes time of the core: operations of XLA with an estimate, and kernels."""
+    """Returns whether an instruction takes time of the core: an operation of XLA with an estimate, or a kernel.
+
+    In a text without estimates, an operation is one of `_OPERATIONS` that contains no collective.
+    """
     if instruction.opcode in compiled.KINDS or instruction.opcode.endswith(_ASYNCHRONOUS):
       return False
     if self._has_estimates or instruction.opcode not in _OPERATIONS:

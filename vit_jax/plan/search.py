@@ -24,11 +24,16 @@ ENOUGH = 2
 
 
 class Candidate(NamedTuple):
-  """One combination of settings, with step time and memory by arithmetic; `execution` is None without a choice."""
+  """One combination of settings, with step time and memory by arithmetic.
+
+  execution: None for a network without that setting.
+  tensor: the size in place of -1, as `data` takes the rest; None if the config has another one than -1.
+  """
   accumulate: int
   remat: schema.Remat
   execution: schema.Execution | None
   fsdp: int
+  tensor: int | None
   expected_ms: float
   expected_gib: float
 
@@ -41,13 +46,18 @@ class Candidate(NamedTuple):
   def flags(self) -> str:
     """Returns the flags of a command line that set this combination."""
     execution = f'--config.model.execution={self.execution.value} ' if self.execution else ''
+    tensor = f' --config.mesh.tensor={self.tensor}' if self.tensor else ''
     return (f'--config.train.accumulate={self.accumulate} --config.model.remat={self.remat.value} {execution}'
-            f'--config.mesh.fsdp={self.fsdp} --config.mesh.data=-1')
+            f'--config.mesh.fsdp={self.fsdp} --config.mesh.data=-1{tensor}')
+
+  def differs_in_execution(self, other: Candidate) -> bool:
+    """Returns whether all settings but `execution` are those of another candidate."""
+    return (self.accumulate, self.remat, self.fsdp) == (other.accumulate, other.remat, other.fsdp)
 
   def apply(self, config: schema.Config) -> schema.Config:
     """Returns a config with these settings."""
     return layout.put(config, {
-        'mesh.data': -1, 'mesh.fsdp': self.fsdp, 'mesh.tensor': max(1, config.mesh.tensor),
+        'mesh.data': -1, 'mesh.fsdp': self.fsdp, 'mesh.tensor': self.tensor or max(1, config.mesh.tensor),
         'train.accumulate': self.accumulate, 'model.remat': self.remat, 'model.execution': self.execution})
 
 
@@ -67,6 +77,11 @@ class Tried(NamedTuple):
     return self.plan is not None and self.plan.fits
 
   @property
+  def peak_text(self) -> str:
+    """The peak memory in GiB with two decimals; '-' if it was skipped."""
+    return '-' if self.plan is None else f'{self.plan.peak_gib:.2f}'
+
+  @property
   def step_text(self) -> str:
     """The time of a step with one decimal, `> ` before it if it does not include all kernels; '-' if not known."""
     if self.plan is None or self.step_ms is None:
@@ -77,31 +92,32 @@ class Tried(NamedTuple):
 def candidates(plan: plans.Plan) -> list[Candidate]:
   """Returns all combinations that the batch and the devices allow, in order of expected speed."""
   config, topology = plan.parts.config, plan.subject.topology
-  tensor = max(1, config.mesh.tensor)
+  tensor = plan.parts.mesh.shape['tensor']
   shards = topology.num_devices // tensor
-  possible = layout.fsdp_sizes(layout.put(config, {'mesh.fsdp': 0, 'mesh.data': -1}), topology.hardware, tensor)
+  possible = layout.fsdp_sizes(
+      layout.put(config, {'mesh.fsdp': 0, 'mesh.tensor': tensor, 'mesh.data': -1}), topology.hardware, tensor)
   not_powers_of_2 = {size for size in possible if size & (size - 1)}  # of 12 devices, for example
-  sizes = sorted(size for size in {1, 8, 32, 128, max(1, config.mesh.fsdp), *not_powers_of_2}
+  sizes = sorted(size for size in {1, 8, 32, 128, plan.parts.mesh.shape['fsdp'], *not_powers_of_2}
                  if shards % size == 0 and shards // size % config.mesh.slices == 0)
   accumulations = [1] if config.model.has_batch_norm else [1, 2, 4, 8, 16]
   accumulations = [num for num in accumulations if config.batch_size % (shards * num) == 0]
   state_bytes = {fsdp: _state_bytes(plan, fsdp) for fsdp in sizes}
   image_bytes = {remat: build.kept_bytes(plan.parts, layout.put(config, {'model.remat': remat}).model)
                  for remat in config.model.remats}
+  new_tensor = tensor if config.mesh.tensor == -1 else None
   combinations = itertools.product(accumulations, config.model.remats, config.model.executions, sizes)
-  expected = [
-      Candidate(accumulate, remat, execution, fsdp,
-                expected_ms=_expected_ms(plan, accumulate, remat, execution, fsdp),
-                expected_gib=(state_bytes[fsdp] + image_bytes[remat] * config.batch_size // shards // accumulate)
-                / plans.GIB)
-      for accumulate, remat, execution, fsdp in combinations]
+  expected = []
+  for accumulate, remat, execution, fsdp in combinations:
+    expected_ms = _expected_ms(plan, accumulate, remat, execution, fsdp)
+    num_bytes = state_bytes[fsdp] + image_bytes[remat] * config.batch_size // shards // accumulate
+    expected.append(Candidate(accumulate, remat, execution, fsdp, new_tensor, expected_ms, num_bytes / plans.GIB))
   return sorted(expected, key=lambda candidate: (candidate.expected_ms, candidate.expected_gib))
 
 
 def _state_bytes(plan: plans.Plan, fsdp: int) -> int:
   """Returns the bytes of state and gradients on one device: a dimension that fsdp does not divide is replicated."""
   config = layout.put(plan.parts.config, {'train.accumulate': 1, 'mesh.data': -1, 'mesh.fsdp': fsdp,
-                                          'mesh.tensor': max(1, plan.parts.config.mesh.tensor)})
+                                          'mesh.tensor': plan.parts.mesh.shape['tensor']})
   subject = plan.subject._replace(config=config)
   memory = plans.Plan(subject, plans.abstract_parts(subject), None, '').memory
   return sum(memory[part] for part in ('parameters', 'optimizer', 'extra', 'gradients'))
@@ -143,10 +159,7 @@ def search(plan: plans.Plan) -> list[Tried]:
       num_compiled += 1
       num_fitting += tried[-1].fits
   if fastest := best(tried):
-    scanned = fastest.candidate
-    tried += [_try(plan, candidate) for candidate in unrolled
-              if (candidate.accumulate, candidate.remat, candidate.fsdp) == (
-                  scanned.accumulate, scanned.remat, scanned.fsdp)]
+    tried += [_try(plan, candidate) for candidate in unrolled if candidate.differs_in_execution(fastest.candidate)]
   return tried
 
 
@@ -169,13 +182,13 @@ def best(tried: list[Tried]) -> Tried | None:
 
 def render(tried: list[Tried]) -> str:
   """Returns a table of what was tried, and the settings of the fastest."""
-  rows = [(attempt.candidate.name, f'{attempt.plan.peak_gib:.2f}' if attempt.plan else '-', attempt.step_text,
-           attempt.note) for attempt in tried]
+  rows = [(attempt.candidate.name, attempt.peak_text, attempt.step_text, attempt.note) for attempt in tried]
   num_compiled = sum(attempt.plan is not None for attempt in tried)
   fastest = best(tried)
   if fastest is None:
-    summary = (f'None of the {num_compiled} compiled candidates fits. Use more devices, a smaller batch_size or a '
-               'smaller model.')
+    summary = f'None of the {num_compiled} compiled candidates fits.' if num_compiled else (
+        f'None of the {len(tried)} candidates fits by arithmetic, so none was compiled.')
+    summary += ' Use more devices, a smaller batch_size or a smaller model.'
   else:
     summary = (f'The fastest of {num_compiled} compiled candidates that fits: {fastest.candidate.name}; '
                f'{fastest.step_text} ms a step.\n{fastest.candidate.flags()}')

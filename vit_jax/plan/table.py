@@ -201,8 +201,8 @@ def _schedule_rows(plan: plans.Plan) -> Iterator[_Row]:
   if second_estimate.uncounted or second_estimate.unknown_loops:
     yield ('not in it', f'{1e3 * second_estimate.uncounted_cycles / plan.chip.clock_hz:.3g} ms',
            f'estimate for {second_estimate.uncounted:,} operations without a schedule, of which only the bytes are '
-           f'counted; {second_estimate.unknown_loops:,} inner loops of unknown length are counted as one iteration '
-           'each')
+           f'counted; {second_estimate.unknown_loops:,} runs of inner loops of unknown length are counted as one '
+           'iteration each')
   if second_estimate.cmem_bytes:
     yield ('not in it, on the chip', f'{second_estimate.cmem_bytes / GIB:,.2f} GiB', 'that operations read from and '
            'write to the second memory of the chip (CMEM of v4); its rate is not known')

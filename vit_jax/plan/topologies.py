@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Chip(NamedTuple):
   """The properties of one device.
 
-  hbm_gib: memory that a program may use; for TPUs read off the compiler's own errors (libtpu 0.0.51).
+  hbm_gib: memory that a program may use; for TPUs but TPU7x read off the compiler's own errors (libtpu 0.0.51).
   peak_flops: dense bf16 FLOP/s.
   hbm_bytes_s: bytes per second of the memory.
   ring_bytes_s: bytes per second that a device sends around one ring of neighbors, both directions together.
@@ -72,8 +72,7 @@ CHIPS = {
 }
 _FLAT = ('1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 _PODS = ('2x2', '4x4', '4x8', '8x8', '8x16', '16x16', '16x32', '32x32')
-_PARTS = ('2x2x1', '2x2x2', '2x2x4', '2x4x4')
-"""Slices smaller than a cube of 4x4x4 chips."""
+_PARTS = ('2x2x1', '2x2x2', '2x2x4', '2x4x4')  # slices smaller than a cube of 4x4x4 chips
 POD_SIDES = {'v4': (16, 16, 16), 'v5p': (16, 20, 28), 'tpu7x': (16, 16, 36)}
 """A whole pod in chips: 4,096, 8,960 and 9,216. Its slices are its parts, or consist of complete cubes."""
 NICKNAMES = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'trillium': 'v6e', 'ironwood': 'tpu7x', 'v7x': 'tpu7x'}
@@ -84,9 +83,9 @@ _NUMBERED_BY_CORES = ('v2', 'v3', 'v4', 'v5p', 'tpu7x')
 
 def _grids(sides: tuple[int, int, int]) -> tuple[str, ...]:
   """Returns the slices of a pod, such as `4x4x8`, each with its sides in ascending order, from small to large."""
-  multiples_of_4 = itertools.product(*(range(4, side + 1, 4) for side in sides))
-  grids = sorted((grid for grid in multiples_of_4 if list(grid) == sorted(grid)),
-                 key=lambda grid: (math.prod(grid), sum(grid), grid))
+  cubes = itertools.product(*(range(4, side + 1, 4) for side in sides))  # whole cubes of 4x4x4 chips
+  grids = [grid for grid in cubes if list(grid) == sorted(grid)]
+  grids.sort(key=lambda grid: (math.prod(grid), sum(grid), grid))
   return (*_PARTS, *('x'.join(map(str, grid)) for grid in grids))
 
 
@@ -144,12 +143,13 @@ class Topology(NamedTuple):
 
   @property
   def num_cores(self) -> int:
+    """Number of TPU cores or GPUs, for core-days."""
     return self.num_devices * self.chip.cores
 
 
 def _hint(name: str) -> str:
   """Returns the line `Did you mean v3-512?` with the most similar name of the same chip; '' for an unknown chip."""
-  kind, sign, size = re.split('([:-]|$)', name, maxsplit=1)
+  kind, sign, size = re.split('([:-]|$)', name, maxsplit=1)  # 'v3', '-', '513' of 'v3-513'
   names = [f'{kind}:{grid}' for grid in GRIDS.get(kind, ())]
   names += [alias for alias in ALIASES if alias.partition('-')[0] == kind]
   with_other_sign = f'{kind}{"-" if sign == ":" else ":"}{size}'
@@ -177,10 +177,10 @@ def parse(text: str, *, slices: int = 1) -> Topology:
   if kind in CHIPS and kind not in GRIDS and re.fullmatch(r'[1-9]\d{0,4}', size):
     return Topology(name, kind, CHIPS[kind], int(size))
   numbered = '  '.join(f'{chip}:N' for chip in CHIPS if chip not in GRIDS)
-  raise UserError('\n'.join(filter(None, [
-      f'--topology: expected one of the topologies below, got {text!r}.', *map(_describe_grids, GRIDS),
-      f'  N devices: {numbered}', '  names of cloud providers, such as v3-512, v4-4096, v5litepod-16, v6e-256; several '
-      'slices: --config.mesh.slices=N', _hint(name)])))
+  lines = [f'--topology: expected one of the topologies below, got {text!r}.', *map(_describe_grids, GRIDS),
+           f'  N devices: {numbered}', '  names of cloud providers, such as v3-512, v4-4096, v5litepod-16, v6e-256; '
+           'several slices: --config.mesh.slices=N', _hint(name)]
+  raise UserError('\n'.join(lines).rstrip('\n'))
 
 
 def for_run(config: schema.Config, text: str, slices: int = 0) -> Topology:
@@ -212,23 +212,19 @@ def missing(topology: Topology) -> str:
   match topology.chip.platform:
     case 'tpu' if importlib.util.find_spec('libtpu') is None:
       return f'The TPU compiler is not installed (Linux; no TPU is needed). Run: {extras.install("plan")}'
-    case 'gpu' if topology.kind in cards.CARDS and not cards.is_installed() and not _has_gpus(topology):
+    case 'gpu' if is_described(topology) or len(glob.glob('/dev/nvidia[0-9]*')) >= topology.num_devices:
+      return ''  # `open_devices` refuses GPUs of another kind
+    case 'gpu' if topology.kind in cards.CARDS:
       return f"XLA's compiler for GPUs is not installed (Linux; no GPU is needed). Run: {extras.install('plan-gpu')}"
-    case 'gpu' if topology.kind not in cards.CARDS and not _has_gpus(topology):
+    case 'gpu':
       return (f'A program for {topology.name} can be compiled only on a machine with that many GPUs, or for '
               f'{" or ".join(cards.CARDS)}, which XLA knows by a description.')
   return ''
 
 
-def _has_gpus(topology: Topology) -> bool:
-  """Returns whether this machine has as many GPUs as a topology."""
-  return len(glob.glob('/dev/nvidia[0-9]*')) >= topology.num_devices
-
-
 def is_described(topology: Topology) -> bool:
-  """Returns whether programs are compiled for a description of the devices, which need not be here."""
-  return topology.chip.platform == 'tpu' or (
-      topology.kind in cards.CARDS and cards.is_installed() and not _has_gpus(topology))
+  """Returns whether programs are compiled for a description of the devices, also on a machine that has such devices."""
+  return topology.chip.platform == 'tpu' or (topology.kind in cards.CARDS and cards.is_installed())
 
 
 def environment(topology: Topology) -> dict[str, str]:
@@ -256,7 +252,7 @@ def open_devices(topology: Topology) -> Sequence[jax.Device]:
   """Returns the devices of a topology: described ones where the compiler needs no others, else present ones.
 
   Raises:
-    UserError: this machine has too few of them.
+    UserError: this machine has too few of them, or GPUs of another kind.
   """
   import jax
   from jax.experimental import topologies
@@ -272,4 +268,9 @@ def open_devices(topology: Topology) -> Sequence[jax.Device]:
   if len(devices) < topology.num_devices:
     raise UserError(f'--topology: expected at most {len(devices)} devices, which this machine has, got '
                     f'{topology.name}. Choose a smaller number.')
+  kind = devices[0].device_kind  # such as 'NVIDIA A100-SXM4-80GB'
+  is_of_kind = topology.kind == 'gpu' or topology.kind in re.findall(r'\w+', kind.lower())
+  if topology.chip.platform == 'gpu' and not is_of_kind:
+    raise UserError(f'--topology: expected the GPUs of this machine, {kind}, got {topology.name}. Set '
+                    f'--topology=gpu:{topology.num_devices}.')
   return devices[:topology.num_devices]

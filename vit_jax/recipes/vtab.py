@@ -33,17 +33,14 @@ def choose(text: str) -> tuple[str, ...]:
 
 
 def rows(results: s.Results, tasks: Sequence[str]) -> list[s.Row]:
-  """Returns a row for each task, then the plain means of each group and of all tasks, beside Table 9.
-
-  Means have the deviation over seeds.
-  """
+  """Returns a row for each task, then the plain means of each group and of all tasks, beside Table 9."""
   rows = [_row(task, TASKS[task][0], list(studies.scores(results, task).values())) | _table_9([task])
           for task in tasks]
   for group in GROUPS:
-    group_size = sum(task_group == group for task_group, _ in TASKS.values())
-    if members := [task for task in tasks if TASKS[task][0] == group]:
-      rows.append(_mean_row(results, f'mean of {group}', group, members, of=group_size))
-  rows.append(_mean_row(results, f'VTAB-{len(TASKS)}', 'all', tasks, of=len(TASKS)))
+    all_members = [task for task, (group_of_task, _) in TASKS.items() if group_of_task == group]
+    if members := [task for task in tasks if task in all_members]:
+      rows.append(_mean_row(results, f'mean of {group}', group, members, group_size=len(all_members)))
+  rows.append(_mean_row(results, f'VTAB-{len(TASKS)}', 'all', tasks, group_size=len(TASKS)))
   return rows
 
 
@@ -58,11 +55,11 @@ def mean(results: s.Results, tasks: Sequence[str]) -> tuple[list[float], int]:
   return [statistics.fmean(scores[seed] for scores in scores_by_task) for seed in seeds_of_all], len(scores_by_task)
 
 
-def _mean_row(results: s.Results, name: str, group: str, tasks: Sequence[str], *, of: int) -> s.Row:
-  """Returns the row of the mean over tasks, which are some of a group of `of` tasks."""
+def _mean_row(results: s.Results, name: str, group: str, tasks: Sequence[str], *, group_size: int) -> s.Row:
+  """Returns the row of the mean over some tasks of a group; its `tasks` are `3 of 7` if three of seven are measured."""
   values, num_measured = mean(results, tasks)
   measured = [task for task in tasks if studies.scores(results, task)]
-  return {**_row(name, group, values), 'tasks': f'{num_measured} of {of}', **_table_9(measured or tasks)}
+  return {**_row(name, group, values), 'tasks': f'{num_measured} of {group_size}', **_table_9(measured or tasks)}
 
 
 def _table_9(tasks: Sequence[str]) -> s.Row:
@@ -73,6 +70,7 @@ def _table_9(tasks: Sequence[str]) -> s.Row:
 
 
 def _row(name: str, group: str, values: Sequence[float]) -> s.Row:
+  """Returns the row of one task, or of a mean, from the scores of its seeds in percent; `deviation` is over seeds."""
   return {'task': name, 'group': group, 'top-1 %': round(statistics.fmean(values), 2) if values else None,
           'deviation': round(statistics.stdev(values), 2) if len(values) > 1 else None, 'runs': len(values),
           'tasks': '1' if values else 'not measured'}

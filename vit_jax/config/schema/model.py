@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import ClassVar
 
-from vit_jax.config.schema import checks, layers
+from vit_jax.config.schema import checks, layers, optim
 from vit_jax.config.schema.checks import NoEffect
 from vit_jax.config.schema.layers import DType, Gelu, Kernels, Remat, residual_units, untiled
 from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
@@ -136,8 +136,7 @@ class Head(checks.Settings):
       yield from checks.no_effect(self, name, ('features', 'batch_norm'), f'with {name}.probe=false',
                                   f'Set {name}.probe=true.')
       return
-    if not any(rule.frozen_until == '100 %' and re.fullmatch(rule.paths, 'backbone/norm/scale')
-               for rule in config.optimizer.rules):
+    if not optim.is_frozen('backbone/norm/scale', config.optimizer.rules):
       yield (f'optimizer.rules: expected one that freezes the backbone with {name}.probe=true, got none. Add '
              "PathRule('backbone/.*', frozen_until='100 %').")
     if self.batch_norm and config.train.accumulate > 1:
@@ -151,7 +150,7 @@ class Head(checks.Settings):
 EVERY = 'query,key,value,out,mlp/.*,tokens/.*,channels/.*'
 """All dense layers in the blocks of all networks."""
 RANKS = Range(0, 16_384)  # no published ViT is as wide
-ATTENTION, MLP = ('attn/query', 'attn/key', 'attn/value', 'attn/out'), ('mlp/up', 'mlp/down')
+ATTENTION = ('attn/query', 'attn/key', 'attn/value', 'attn/out')
 
 
 @dataclasses.dataclass
@@ -168,7 +167,7 @@ class Lora(checks.Settings):
 
   @property
   def scale(self) -> float:
-    """The factor of A B."""
+    """The factor of A B; only if `rank` is not 0."""
     return (self.alpha or self.rank) / (self.rank ** .5 if self.rslora else self.rank)
 
   def is_target(self, layer: str) -> bool:
@@ -197,17 +196,13 @@ class Lora(checks.Settings):
     if config.head.probe:
       yield checks.problem('head.probe', f'false with {name}.rank={self.rank}, as no gradient reaches the backbone of '
                            'a probe', True)
-    if any(rule.frozen_until == '100 %' and re.fullmatch(rule.paths, 'backbone/blocks/attn/query/lora_a')
-           for rule in config.optimizer.rules):
+    if optim.is_frozen('backbone/blocks/attn/query/lora_a', config.optimizer.rules):
       yield (f'optimizer.rules: expected none that freezes the adapters with {name}.rank={self.rank}, got one. Remove '
              'it: the other parameters of the backbone are frozen without a rule.')
 
 
 def adapted_layers(model: Model) -> tuple[str, ...]:
-  """Returns the paths of the dense layers of a block that adapters can be added to.
-
-  It is () for networks without such blocks.
-  """
+  """Returns the paths of the dense layers of a block that adapters can be added to; () without such blocks."""
   match model:
     case ViT():
       return tuple(f'{part}/{name}'.lstrip('/') for part in model.block.parts

@@ -1,7 +1,8 @@
 """Settings of optimizers, learning rates, and what differs by parameter."""
 import dataclasses
 import enum
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from typing import ClassVar
 
@@ -107,6 +108,20 @@ class PathRule(Settings):
     yield from patterns(f'{name}.paths', (self.paths,))
     if config.optimizer.weight_decay == 0:
       yield from no_effect(self, name, ('weight_decay',), 'with optimizer.weight_decay=0')
+
+
+def find_rule(path: str, rules: Sequence[PathRule]) -> PathRule | None:
+  """Returns the first rule that matches the path name of a parameter; None if none does.
+
+  A pattern that is not a regular expression, which `PathRule.problems` reports, matches nothing.
+  """
+  return next((rule for rule in rules if not any(patterns('', [rule.paths])) and re.fullmatch(rule.paths, path)), None)
+
+
+def is_frozen(path: str, rules: Sequence[PathRule]) -> bool:
+  """Returns whether the rules freeze the parameter with this path name for good."""
+  rule = find_rule(path, rules)
+  return rule is not None and rule.frozen_until == '100 %'
 
 
 class DecayBy(enum.Enum):
