@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 
+from vit_jax.core.errors import UserError
 from vit_jax.plan import cards, compiled, gpu_kernels, hlo, overlap, topologies
 
 BANDWIDTH = 1e12
@@ -113,6 +114,11 @@ def test_products_of_eight_bits_are_faster_and_those_of_float32_slower() -> None
   assert time('f8e4m3fn') < time('bf16') < time('f32')
   launch = gpu_kernels.HZ * gpu_kernels.LAUNCH_S
   assert (time('f32') - launch) / (time('bf16') - launch) == pytest.approx(2, rel=1e-4)
+
+
+def test_nodes_with_different_numbers_of_gpus_are_refused() -> None:
+  with pytest.raises(UserError, match=r'at most 8 GPUs, got h200:9. Set --topology=h200:16'):
+    cards.open_devices('h200', 9)
 
 
 @pytest.mark.parametrize('kind', cards.CARDS)

@@ -10,6 +10,8 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from vit_jax.core.errors import UserError
+
 if TYPE_CHECKING:
   import jax
 
@@ -92,13 +94,18 @@ def open_devices(kind: str, num_devices: int) -> Sequence[jax.Device]:
 
   Lowering attention for cuDNN asks a card for the version of cuDNN and for the capability, so these questions of jax
   0.10 to 0.12 are answered here for the rest of the process.
+
+  Raises UserError if the devices cannot be divided into nodes with equal numbers of at most `A_NODE`.
   """
+  nodes = -(-num_devices // A_NODE)
+  if num_devices % nodes:
+    raise UserError(f'--topology: expected nodes with equal numbers of at most {A_NODE} GPUs, got {kind}:{num_devices}. '
+                    f'Set --topology={kind}:{nodes * A_NODE}.')
   from jax._src.cudnn import fused_attention_stablehlo as attention
   from jax.experimental import topologies
   attention.check_cudnn_version = lambda: CUDNN
   attention.check_compute_capability = lambda capability: True
   attention.is_cuda_compute_capability_equal = lambda capability: capability == '9.0'
-  nodes = -(-num_devices // A_NODE)
   shape = f'1x{nodes}x{num_devices // nodes}'
   return topologies.get_topology_desc(
       platform='cuda', topology_name=kind, topology=shape, target_config=describe(kind)).devices
