@@ -99,8 +99,8 @@ def open_devices(kind: str, num_devices: int) -> Sequence[jax.Device]:
   """
   nodes = -(-num_devices // A_NODE)
   if num_devices % nodes:
-    raise UserError(f'--topology: expected nodes with equal numbers of at most {A_NODE} GPUs, got {kind}:{num_devices}. '
-                    f'Set --topology={kind}:{nodes * A_NODE}.')
+    raise UserError(f'--topology: expected nodes with equal numbers of at most {A_NODE} GPUs, got '
+                    f'{kind}:{num_devices}. Set --topology={kind}:{nodes * A_NODE}.')
   from jax._src.cudnn import fused_attention_stablehlo as attention
   from jax.experimental import topologies
   attention.check_cudnn_version = lambda: CUDNN
