@@ -95,7 +95,7 @@ def _note_on_float32(plan: plans.Plan) -> str:
 
 def _note_on_quick(plan: plans.Plan) -> str:
   """Returns a note on figures that are not of the complete program; '' if they are."""
-  if not plan.is_quick or not quick.is_shorter(plan.parts.config):
+  if not plan.answer or not plan.is_quick or not quick.is_shorter(plan.parts.config):
     return ''
   low, high = quick.DEPTHS
   return (f'**This plan is quick**: programs of {low} and {high} blocks were compiled; time, memory and collectives '
