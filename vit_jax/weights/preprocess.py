@@ -168,7 +168,10 @@ def _guesses(p: Preprocess, names: Sequence[str], rule: str) -> tuple[str, ...]:
 
 
 def _rescaled(resize: int | float, old_px: tuple[int, int], new_px: tuple[int, int]) -> int:
-  """Returns the short side for images of `new_px`, of a part of it or of px for images of `old_px`; 0 stays."""
+  """Returns the short side for images of `new_px`, of a part of it or of px for images of `old_px`; 0 stays.
+
+  For another size than `old_px` it is at least the longer side of `new_px`, so that the crop lies within each image.
+  """
   if old_px == new_px or not resize:
     return _short_side(resize, new_px)
   small_px = _short_side(resize, new_px) if isinstance(resize, float) else resize * min(new_px) // min(old_px)
@@ -190,14 +193,8 @@ def recipe_values(p: Preprocess) -> dict[str, Any]:
 
 
 def _short_side(resize: int | float, image_px: tuple[int, int]) -> int:
-  """Returns the short side in px for `resize`: px, or the part of it that a crop of `image_px` keeps, as in timm.
-
-  A part up to 1 gives at least the longer side of a crop that is not square: the crop must lie within any image.
-  """
-  if isinstance(resize, int):
-    return resize
-  short_px = math.floor(min(image_px) / resize)
-  return max(short_px, *image_px) if resize <= 1. else short_px
+  """Returns the short side in px for `resize`: px, or the part of it that a crop of `image_px` keeps, as in timm."""
+  return resize if isinstance(resize, int) else math.floor(min(image_px) / resize)
 
 
 def describe(p: Preprocess) -> str:
