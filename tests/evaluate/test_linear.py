@@ -120,8 +120,8 @@ def test_classes_of_one_example_cannot_be_held_out() -> None:
 def test_penalties_that_do_not_fit_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(logistic, 'SOLVER_BYTES', 1)
   probe = logistic_probe(16, 'data=2')
-  data, _ = linear.place(probe._train, probe._test, rows.weights())
-  found = probe._fit(data, PENALTIES)
+  data, _ = linear.place(probe.train, probe.test, rows.weights())
+  found = probe.fit(data, PENALTIES)
   assert found.kernel.shape == (4, WIDTH, CLASSES)
   for i, penalty in enumerate(PENALTIES):
     want = sklearn_fit(penalty, np.ones(101, bool))
