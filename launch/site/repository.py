@@ -3,8 +3,8 @@
     python launch/site/repository.py                 prints OWNER/NAME
     python launch/site/repository.py OWNER/NAME      writes another one everywhere
 
-Pages show nothing that needs an address while it is the placeholder: such badges and lines stand in a comment
-`<!-- with an address: … -->`, which is removed from around them when another address is written.
+While the address is the placeholder, badges and lines that need one are hidden in comments,
+`<!-- with an address: … -->`. Writing another address removes the comments around them.
 """
 from __future__ import annotations
 

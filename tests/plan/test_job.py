@@ -174,6 +174,16 @@ def test_the_price_is_that_of_all_chips_for_the_steps_and_their_collectives(monk
   assert f'{2.5 * 256 * hours:,.2f}' in table.render(priced) and '256 at 2.5 an hour' in table.render(priced)
 
 
+def test_a_plan_by_arithmetic_claims_no_compiled_programs_and_no_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+  compiled_plan = dataclasses.replace(planned(monkeypatch, answer()), is_quick=True, hourly_price=2.5)
+  by_arithmetic = dataclasses.replace(compiled_plan, answer=None, reason='No compiler.')
+  monkeypatch.setattr(table.quick, 'is_shorter', lambda config: True)
+  for one, is_compiled in ((compiled_plan, True), (by_arithmetic, False)):
+    text = table.render(one)
+    assert ('This plan is quick' in text) is is_compiled
+    assert ('an hour; all steps, with collectives' in text) is is_compiled and 'an hour; all steps' in text
+
+
 def test_loops_of_unknown_length_are_listed_with_their_time_and_source(monkeypatch: pytest.MonkeyPatch) -> None:
   costs = answer().costs._replace(unknown=compiled.Unknown(4, 94_000, ['jit(_beta)/jit(_gamma)']))
   found = planned(monkeypatch, answer()._replace(costs=costs))

@@ -226,8 +226,9 @@ def _cost_rows(plan: plans.Plan, step_ms: float, more: str, less: str) -> Iterat
   for figure, value, how, with_collectives in rows:
     yield figure, value, f'{how}; {with_collectives} with collectives' if plan.answer else how
   if plan.hourly_price:
+    included = ', with collectives' if plan.answer else ''
     yield ('price', more + f'{plan.price(both_ms):,.2f}',
-           f'{topology.num_chips} at {plan.hourly_price:g} an hour; the steps and their collectives')
+           f'{topology.num_chips} at {plan.hourly_price:g} an hour; all steps{included}')
   if paper := plans.PAPER_CORE_DAYS.get(plan.parts.config.name):
     yield 'paper', f'{paper:,}', 'TPUv3-core-days, ViT paper, Table 2; comparable on v3 only'
 
